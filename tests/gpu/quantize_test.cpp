@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/float_formats.h"
+#include "core/scale_shapes.h"
 #include "staging/staged_call.h"
 #include "tests/gpu/gpu.h"
 #include "tests/gpu/quantize_call.h"
@@ -304,10 +305,16 @@ TEST_F(GpuQuantize, FindingsNameTheFirstElementAndFailNoCall) {
   Random random;
   const Batch batch({40, 0, 110, 300}, 50);
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
-    for (const bool columns_only : {false, true}) {
-      QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, batch.groups(), 648);
+    for (const auto& [has_rows, is_transposed] :
+         {std::pair(true, false), {false, false}, {true, true}, {false, true}}) {
+      if (is_transposed && scaling == MOIRE_SCALING_MXFP8) continue;
+      const Groups& groups = batch.groups();
+      QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, groups, 648);
       call.source.randomize(random);
-      if (columns_only) call.args.rowwise = {};
+      const TestTensor transposed(DType::kE4M3,
+                                  {648, transposed_rows(groups.capacity, groups.num_groups)});
+      if (!has_rows) call.args.rowwise = {};
+      if (is_transposed) call.args.columnwise = Quantized(transposed, call.columnwise.scales);
       for (const auto& [row, column] : {std::pair(101, 637), {101, 638}, {140, 2}, {430, 0}}) {
         call.source.set(row, column, kNaN);
       }
@@ -379,19 +386,25 @@ TEST_P(SumsABias, InTheReadOfItsTiles) {
         bias.beta = 1;
         bias.groups = groups;
         ASSERT_TRUE(succeeds(run(Tested::alone(context()), bias)));
-        for (const auto& [rowwise, columnwise] : copies) {
-          TestTensor found = sums;
-          QuantizeArgs args = call.args;
-          args.rowwise = rowwise;
-          args.columnwise = columnwise;
-          args.grad_bias = found;
-          args.beta = 1;
-          const Context explaining = context().explaining();
-          ASSERT_TRUE(succeeds(run(explaining, args)));
-          EXPECT_EQ(explaining.explanation()[0].launches, 2);
-          ASSERT_TRUE(succeeds(run(Tested::finding(Tested::alone(context())), args)));
-          EXPECT_TRUE(same_bits(found, want)) << "scaling " << scaling << ", k " << k;
-          EXPECT_TRUE(found.is_undamaged() && transposed.is_undamaged() && values.is_undamaged());
+        // Folded ones first: what is there in the end is compared to the CPU's.
+        for (const int32_t fold : {kFoldedScales, int32_t{0}}) {
+          if (is_mx && fold != 0) continue;
+          for (const auto& [rowwise, columnwise] : copies) {
+            TestTensor found = sums;
+            QuantizeArgs args = call.args;
+            args.fractional_scales = fold;
+            args.rowwise = rowwise;
+            args.columnwise = columnwise;
+            args.grad_bias = found;
+            args.beta = 1;
+            const Context explaining = context().explaining();
+            ASSERT_TRUE(succeeds(run(explaining, args)));
+            EXPECT_EQ(explaining.explanation()[0].launches, 2);
+            ASSERT_TRUE(succeeds(run(Tested::finding(Tested::alone(context())), args)));
+            EXPECT_TRUE(same_bits(found, want))
+                << "scaling " << scaling << ", k " << k << ", fold " << fold;
+            EXPECT_TRUE(found.is_undamaged() && transposed.is_undamaged() && values.is_undamaged());
+          }
         }
         ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, groups));
       }

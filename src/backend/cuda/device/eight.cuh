@@ -61,6 +61,10 @@ struct Magnitudes<float> {
     if constexpr (!kSkipsNan) return max(a, b);
     return bit_cast<uint32_t>(fmaxf(bit_cast<float>(a), bit_cast<float>(b)));
   }
+  template <bool kSkipsNan>
+  __device__ static uint32_t larger_element(uint32_t a, uint32_t b) {
+    return larger<kSkipsNan>(of(a), of(b));
+  }
   __device__ static float to_float(Bits bits) { return bit_cast<float>(bits); }
 };
 
@@ -75,6 +79,27 @@ struct Magnitudes16 {
     const auto x = bits_as<Pair>(a), y = bits_as<Pair>(b);
     return bits_as<uint32_t>(kSkipsNan ? __hmax2(x, y) : __hmax2_nan(x, y));
   }
+  // Of elements instead of magnitudes, with some sign, which of() leaves out: an instruction less.
+  template <bool kSkipsNan>
+  __device__ static uint32_t larger_element(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+    uint32_t most;
+    if constexpr (std::is_same_v<Pair, __half2>) {
+      if constexpr (kSkipsNan) {
+        asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+      } else {
+        asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+      }
+    } else if constexpr (kSkipsNan) {
+      asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    } else {
+      asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    }
+    return most;
+#else
+    return larger<kSkipsNan>(of(a), of(b));
+#endif
+  }
 };
 template <>
 struct Magnitudes<__nv_bfloat16> : Magnitudes16<__nv_bfloat162> {
@@ -87,35 +112,44 @@ struct Magnitudes<__half> : Magnitudes16<__half2> {
 
 inline constexpr uint32_t kInfinityBits = 0x7F800000U;
 
-// The largest magnitude of a word's, in all of its places.
-template <bool kSkipsNan, class T, class Words>
-__device__ inline uint32_t largest_word(const Words& words) {
+// The largest magnitudes of a row's words, in all of their places.
+template <bool kSkipsNan, class T>
+__device__ inline uint32_t largest_word(const Eight<T>& row) {
   using M = Magnitudes<T>;
-  uint32_t most = 0;
+  uint32_t most = kSkipsNan ? 0 : row.words[0];
 #pragma unroll
-  for (const uint32_t word : words) most = M::template larger<kSkipsNan>(most, M::of(word));
-  return most;
+  for (int i = kSkipsNan ? 0 : 1; i < Eight<T>::kWords; ++i) {
+    most = M::template larger_element<kSkipsNan>(most, row.words[i]);
+  }
+  return M::of(most);
 }
 
 // What rows of eight, an array of them or what looks like one, consist of.
 template <class Rows>
 using ElementOf = typename std::remove_cvref_t<decltype(std::declval<const Rows&>()[0])>::Element;
 
-// The largest magnitudes of rows of eight among `kLanes` neighbouring lanes, as floats; two rows of
-// a 16-bit type at a time. A warp calls it together.
+// The largest magnitudes of rows of eight from `first` on, of as many as a word holds.
+template <bool kSkipsNan, class Rows>
+__device__ inline uint32_t largest_of_word(const Rows& rows, int first) {
+  using M = Magnitudes<ElementOf<Rows>>;
+  uint32_t most = largest_word<kSkipsNan>(rows[first]);
+  if constexpr (M::kPerWord == 2) {
+    const uint32_t next = largest_word<kSkipsNan>(rows[first + 1]);
+    most = M::template larger<kSkipsNan>(__byte_perm(most, next, 0x5410),
+                                         __byte_perm(most, next, 0x7632));
+  }
+  return most;
+}
+
+// The largest magnitudes of rows of eight among `kLanes` neighbouring lanes, as floats. A warp
+// calls it together.
 template <bool kSkipsNan, int kLanes, class Rows, int kRows>
 __device__ inline void largest_of_rows(const Rows& rows, float (&amax)[kRows]) {
-  using T = ElementOf<Rows>;
-  using M = Magnitudes<T>;
+  using M = Magnitudes<ElementOf<Rows>>;
   static_assert(kRows % M::kPerWord == 0);
 #pragma unroll
   for (int i = 0; i < kRows; i += M::kPerWord) {
-    uint32_t most = largest_word<kSkipsNan, T>(rows[i].words);
-    if constexpr (M::kPerWord == 2) {
-      const uint32_t next = largest_word<kSkipsNan, T>(rows[i + 1].words);
-      most = M::template larger<kSkipsNan>(__byte_perm(most, next, 0x5410),
-                                           __byte_perm(most, next, 0x7632));
-    }
+    uint32_t most = largest_of_word<kSkipsNan>(rows, i);
 #pragma unroll
     for (int lanes = 1; lanes < kLanes; lanes *= 2) {
       most = M::template larger<kSkipsNan>(most, __shfl_xor_sync(0xFFFFFFFFU, most, lanes));
@@ -125,6 +159,50 @@ __device__ inline void largest_of_rows(const Rows& rows, float (&amax)[kRows]) {
       amax[i + j] = M::to_float(static_cast<typename M::Bits>(most >> (16 * j)));
     }
   }
+}
+
+// Of kItems things, whose largest magnitudes in this lane `words` holds, those of one among kLanes
+// neighbouring lanes, as a float: lane i has it of the i-th, as each exchange leaves it half of
+// them. A warp calls it together.
+template <bool kSkipsNan, int kItems, int kLanes, class T, int kWords>
+__device__ inline float largest_of_own(uint32_t (&words)[kWords]) {
+  using M = Magnitudes<T>;
+  static_assert(kWords * M::kPerWord == kItems && kLanes >= kItems);
+  const auto exchange = [&](uint32_t& keeps, uint32_t gives, int lanes) {
+    keeps = M::template larger<kSkipsNan>(keeps, __shfl_xor_sync(0xFFFFFFFFU, gives, lanes));
+  };
+  int left = kWords;
+#pragma unroll
+  for (int lanes = kItems / 2; lanes > 0; lanes /= 2) {
+    if (left == 1) {
+      exchange(words[0], words[0], lanes);
+      continue;
+    }
+    left /= 2;
+    const bool has_upper = (threadIdx.x & lanes) != 0;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const uint32_t low = words[i], high = words[i + left];
+      words[i] = has_upper ? high : low;
+      exchange(words[i], has_upper ? low : high, lanes);
+    }
+  }
+#pragma unroll
+  for (int lanes = kItems; lanes < kLanes; lanes *= 2) exchange(words[0], words[0], lanes);
+  const uint32_t shift = M::kPerWord == 2 ? threadIdx.x % 2 * 16 : 0;
+  return M::to_float(static_cast<typename M::Bits>(words[0] >> shift));
+}
+
+// The largest magnitude of one of four rows of eight among kLanes neighbouring lanes: lane i has
+// the i-th's.
+template <bool kSkipsNan, int kLanes, class Rows>
+__device__ inline float largest_of_own_row(const Rows& rows) {
+  using T = ElementOf<Rows>;
+  constexpr int kPerWord = Magnitudes<T>::kPerWord;
+  uint32_t words[4 / kPerWord];
+#pragma unroll
+  for (int i = 0; i < 4; i += kPerWord) words[i / kPerWord] = largest_of_word<kSkipsNan>(rows, i);
+  return largest_of_own<kSkipsNan, 4, kLanes, T>(words);
 }
 
 }  // namespace moire::cuda

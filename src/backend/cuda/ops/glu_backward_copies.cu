@@ -32,8 +32,7 @@ struct PiecePlaces {
   }
   __device__ uint32_t first(uint32_t column) const { return pair_of(column) + gate; }
   __device__ uint32_t second(uint32_t column) const { return pair_of(column) + up; }
-
- private:
+  // Bits of a column are bits of the pair's.
   __device__ uint32_t pair_of(uint32_t column) const { return column + (column >> shift << shift); }
 };
 
@@ -78,8 +77,7 @@ __device__ inline void fetch_tile(uint32_t which, const Matrix<const __nv_bfloat
   const __nv_bfloat16* p = from.row(rows.begin + first_row) + column;
 #pragma unroll
   for (uint32_t row = first_row, i = 0; i < Tile::kRows / kRowsAtOnce; ++i) {
-    const size_t num_zeros = row < num_rows ? 0 : sizeof(uint4);
-    __pipeline_memcpy_async(&Tile::piece(which, row, piece), p, sizeof(uint4), num_zeros);
+    ptx::copy_async(&Tile::piece(which, row, piece), p, row < num_rows);
     row += kRowsAtOnce;
     p += kRowsAtOnce * from.stride;
   }
@@ -104,6 +102,8 @@ __device__ inline void fetch(const BackwardArgs<kScaling, Columns>& args, const 
 // (lane_sums.cuh).
 template <int kScaling, class Columns>
 class GradientPart {
+  using Tile = GluTile<kScaling>;
+
  public:
   __device__ GradientPart(const BackwardArgs<kScaling, Columns>& args, const RowRange& rows,
                           uint32_t first_f)
@@ -115,17 +115,25 @@ class GradientPart {
     const float prob = has_row_ ? args_.gating.prob(row_) : 1.0F;
     float sums[kEight] = {};
     const uint32_t steps = has_row_ ? kSegmentSteps : 0;  // zeros stay zeros
+    const uint32_t column = kSegment * segment() + kEight * (threadIdx.x % 2);
+    const uint32_t first_place = place(0, args_.places.first(column));
+    const uint32_t second_place = place(0, args_.places.second(column));
+    const uint32_t act_place = place(kActTile<Columns>, column);
 #pragma unroll 1
     for (uint32_t step = 0; step < steps; ++step) {
-      const uint32_t column = column_of(step);
-      Packed8 gate, up, glu, first_half = bits_as<Packed8>(first(column)), second_half{};
-      if constexpr (Columns::kIsGated) second_half = bits_as<Packed8>(second(column));
+      // A step's bits change the same bits of all threads' places.
+      const uint32_t moves = Tile::offset(0, 0, args_.places.pair_of(kSumLanes * step));
+      uint4& first = Tile::at(first_place ^ moves);
+      uint4& second = Tile::at(second_place ^ moves);
+      uint4& of_act = Tile::at(act_place ^ Tile::offset(0, 0, kSumLanes * step));
+      Packed8 gate, up, glu, first_half = bits_as<Packed8>(first), second_half{};
+      if constexpr (Columns::kIsGated) second_half = bits_as<Packed8>(second);
       args_.gating.columns.split(first_half, second_half, gate, up);
-      glu_gradients(activation, prob, gate, up, bits_as<Packed8>(act(column)), glu, sums);
+      glu_gradients(activation, prob, gate, up, bits_as<Packed8>(of_act), glu, sums);
       args_.gating.columns.join(gate, up, first_half, second_half);
-      first(column) = bits_as<uint4>(first_half);
-      if constexpr (Columns::kIsGated) second(column) = bits_as<uint4>(second_half);
-      act(column) = bits_as<uint4>(glu);
+      first = bits_as<uint4>(first_half);
+      if constexpr (Columns::kIsGated) second = bits_as<uint4>(second_half);
+      of_act = bits_as<uint4>(glu);
     }
     return fold_lanes(sums);
   }
@@ -140,16 +148,9 @@ class GradientPart {
  private:
   __device__ static uint32_t in_tile() { return threadIdx.x / 4; }
   __device__ static uint32_t segment() { return threadIdx.x / 2 % 2; }
-  __device__ static uint32_t column_of(uint32_t step) {
-    return kSegment * segment() + kSumLanes * step + kEight * (threadIdx.x % 2);
+  __device__ static uint32_t place(uint32_t first_tile, uint32_t column) {
+    return Tile::offset(first_tile, in_tile(), column);
   }
-  __device__ static uint4& place(uint32_t first_tile, uint32_t column) {
-    return GluTile<kScaling>::piece(first_tile + column / kGluColumns, in_tile(),
-                                    column % kGluColumns / kEight);
-  }
-  __device__ uint4& first(uint32_t column) const { return place(0, args_.places.first(column)); }
-  __device__ uint4& second(uint32_t column) const { return place(0, args_.places.second(column)); }
-  __device__ uint4& act(uint32_t column) const { return place(kActTile<Columns>, column); }
 
   const BackwardArgs<kScaling, Columns>& args_;
   uint32_t first_f_;
@@ -213,21 +214,40 @@ __device__ inline void quantize_by_warps(const BackwardArgs<kScaling, Columns>& 
     }
   }
 }
-// The same where a tile is a block's, which has one after the other and calls it together.
-template <int kScaling, class Columns>
+// The copies of one of the tiles, which is a block's, as its columns lie.
+template <bool kTransposes, int kScaling>
+__device__ inline void quantize_tile_by_block(const QuantizeTiles<TileRows<kScaling>>& copies,
+                                              const TilePart<kScaling>& tile,
+                                              const Reporter& reporter,
+                                              const NonFiniteReporter& notes) {
+  Rows<kScaling, TileRows<kScaling>> values;
+  copies.source.load(tile, reporter, values);
+  if constexpr (!kTransposes) {
+    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+    if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
+  } else {
+    if (copies.rowwise.is_present()) {
+      const uint32_t met = quantize_rows<Way::kQuick>(copies, tile, values);
+      if (met == kIsOdd) note_first(copies, tile, reporter, notes);
+    }
+    if (!copies.columnwise.is_present()) return;
+    const TilePart<kScaling> part = part_of_columns(tile, copies.source.columns);
+    copies.source.load(part, reporter, values);
+    const uint32_t met = quantize_transposed(copies, part, values);
+    if (met == kIsOdd) note_first(copies, part, reporter, notes);
+  }
+}
+// The same of all of them, one after the other; the block calls it together.
+template <bool kTransposes, int kScaling, class Columns>
 __device__ inline void quantize_by_block(const BackwardArgs<kScaling, Columns>& args,
                                          uint32_t index, const RowRange& rows, uint32_t first_f,
                                          const Reporter& reporter, const Notes& notes) {
-  using Source = TileRows<kScaling>;
-  const auto quantize = [&](const QuantizeTiles<Source>& copies, uint32_t first,
+  const auto quantize = [&](const auto& copies, uint32_t first,
                             const NonFiniteReporter& of_copies) {
     const auto column = static_cast<int>(first);
     if (column >= copies.source.columns) return;  // a pair's second tile may not be there
     const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
-    Rows<kScaling, Source> values;
-    copies.source.load(tile, reporter, values);
-    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
-    if (met == kIsOdd) note_first_of(copies, tile, values, reporter, of_copies);
+    quantize_tile_by_block<kTransposes>(copies, tile, reporter, of_copies);
   };
 #pragma unroll 1
   for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
@@ -266,7 +286,7 @@ __device__ inline void compute(const BackwardArgs<kScaling, Columns>& args, cons
   __syncthreads();
 }
 
-template <bool kSums, int kScaling, class Columns>
+template <bool kSums, bool kTransposes, int kScaling, class Columns>
 __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>::kBlocks)
     glu_backward_copies_kernel(const __grid_constant__ BackwardArgs<kScaling, Columns> args,
                                const __grid_constant__ Reporter reporter,
@@ -279,10 +299,7 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
   const uint32_t first_f = blockIdx.x % args.f_tiles * kGluColumns;
   const RowRange rows = blocks.at_together<Tile::kRows>(index, index);
   if (rows.size() > 0) compute(args, rows, first_f);
-  if constexpr (kSums) {
-    sum_bias(args, index, rows, first_f);
-    __syncthreads();  // what quantises writes where sums were read
-  }
+  if constexpr (kSums) sum_bias(args, index, rows, first_f);
   const Notes notes{grad_z_notes, act_notes};
   // What no group owns is zeroed where registers are free for it: first, or last.
   const bool zeroes = args.grad_z.zeroes_tail;
@@ -291,7 +308,7 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
     if constexpr (Tile::kIsMx) {
       quantize_by_warps(args, index, rows, first_f, reporter, notes);
     } else {
-      quantize_by_block(args, index, rows, first_f, reporter, notes);
+      quantize_by_block<kTransposes>(args, index, rows, first_f, reporter, notes);
     }
   }
   if (!Tile::kIsMx && zeroes) zero_tails(args, index, rows, first_f);
@@ -329,9 +346,17 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
                                                .f_tiles = f_tiles,
                                                .grad_z = tiles_of(call.grad_z, of_grad_z, blocks),
                                                .act = tiles_of(call.act, of_act, blocks)};
-    launcher.launch(sums ? glu_backward_copies_kernel<true, kScaling, Columns>
-                         : glu_backward_copies_kernel<false, kScaling, Columns>,
-                    shape, args, launcher.reporter(), grad_z_notes, act_notes);
+    const auto launch = [&]<bool kTransposes>() {
+      launcher.launch(sums ? glu_backward_copies_kernel<true, kTransposes, kScaling, Columns>
+                           : glu_backward_copies_kernel<false, kTransposes, kScaling, Columns>,
+                      shape, args, launcher.reporter(), grad_z_notes, act_notes);
+    };
+    if constexpr (kHasLongLines<kScaling>) {
+      const bool transposes =
+          args.grad_z.columnwise.is_transposed || args.act.columnwise.is_transposed;
+      if (transposes) return launch.template operator()<true>();
+    }
+    launch.template operator()<false>();
   });
 }
 

@@ -39,26 +39,69 @@ template <class Columns>
 struct ActivationRows {
   using Element = __nv_bfloat16;
   static constexpr bool kVectors = true;
-  static constexpr int kMostTiles = 1;  // registers spill with more
   template <int kRows>
   using Rows = std::conditional_t<kRows == KeptEights::kRows, KeptEights, Eight<Element>[kRows]>;
+  static constexpr size_t kAskedBytes = 8 * kLongThreads * sizeof(uint4);
   Gating<Columns> gating;
   int columns;
 
   __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
   template <int kScaling, class Values>
   __device__ void load(const TilePart<kScaling>& tile, const Reporter&, Values& values) const {
-    with_gating<Columns::kIsGated>(gating.activation, [&](const auto& activation) {
-#pragma unroll
-      for (int i = 0; i < TilePart<kScaling>::kRows; i += 2) load_two(activation, tile, i, values);
+    activate(tile, values, [&](int i, Packed8& gate, Packed8& up) {
+      load_glu(gating.columns, gating.z.row(tile.row(i)), static_cast<uint32_t>(tile.column), gate,
+               up);
     });
+  }
+  // The same of pieces of z that this thread has asked for.
+  template <int kScaling>
+  __device__ void ask(const TilePart<kScaling>& tile, const Reporter&) const {
+    const auto column = static_cast<uint32_t>(tile.column);
+    const uint32_t first = gating.columns.first(column);
+    const __nv_bfloat16* p = gating.z.row(tile.row(0));
+#pragma unroll
+    for (int i = 0; i < TilePart<kScaling>::kRows; ++i, p += gating.z.stride) {
+      ptx::copy_async(&asked(2 * i), p + first, tile.has_row(i));
+      if constexpr (Columns::kIsGated) {
+        ptx::copy_async(&asked(2 * i + 1), p + gating.columns.second(column), tile.has_row(i));
+      }
+    }
+  }
+  template <int kScaling, class Values>
+  __device__ void take(const TilePart<kScaling>& tile, Values& values) const {
+    activate(tile, values, [&](int i, Packed8& gate, Packed8& up) {
+      const auto first = bits_as<Packed8>(asked(2 * i));
+      if constexpr (Columns::kIsGated) {
+        gating.columns.split(first, bits_as<Packed8>(asked(2 * i + 1)), gate, up);
+      } else {
+        gating.columns.split(first, first, gate, up);
+      }
+    });
+  }
+  template <int kScaling, class Place>
+  __device__ void fetch(const TilePart<kScaling>& tile, const Reporter& reporter,
+                        Place&& place) const {
+    Eight<Element> values[TilePart<kScaling>::kRows];
+    load(tile, reporter, values);
+#pragma unroll
+    for (int i = 0; i < TilePart<kScaling>::kRows; ++i) place(i) = values[i];
   }
 
  private:
+  __device__ static uint4& asked(int i) {
+    return dynamic_shared<uint4>()[i * kLongThreads + threadIdx.x];
+  }
+  template <class Tile, class Values, class Read>
+  __device__ void activate(const Tile& tile, Values& values, Read&& read) const {
+    with_gating<Columns::kIsGated>(gating.activation, [&](const auto& activation) {
+#pragma unroll
+      for (int i = 0; i < Tile::kRows; i += 2) activate_two(activation, tile, i, values, read);
+    });
+  }
   // Rows that are not there become zeros.
-  template <class Activation, class Tile, class Values>
-  __device__ void load_two(const Activation& activation, const Tile& tile, int first,
-                           Values& values) const {
+  template <class Activation, class Tile, class Values, class Read>
+  __device__ void activate_two(const Activation& activation, const Tile& tile, int first,
+                               Values& values, Read&& read) const {
     Packed8 gate[2], up[2], act;
     float probs[2];
 #pragma unroll
@@ -66,10 +109,8 @@ struct ActivationRows {
       gate[i] = up[i] = {};
       probs[i] = 0;
       if (!tile.has_row(first + i)) continue;
-      const int64_t row = tile.row(first + i);
-      load_glu(gating.columns, gating.z.row(row), static_cast<uint32_t>(tile.column), gate[i],
-               up[i]);
-      probs[i] = gating.prob(row);
+      read(first + i, gate[i], up[i]);
+      probs[i] = gating.prob(tile.row(first + i));
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -117,6 +158,12 @@ bool is_taken_backward(const moire_quantized& copy, int32_t direction, const moi
          (is_mx || scaling_of(copy) == MOIRE_SCALING_FP8_BLOCK);
 }
 
+// Whether both lie transposed, or neither.
+bool lie_alike(const moire_quantized& a, const moire_quantized& b, const moire_groups& groups) {
+  if (!is_present(a) || !is_present(b)) return true;
+  return is_transposed(a.data, a.scales, groups) == is_transposed(b.data, b.scales, groups);
+}
+
 }  // namespace
 
 bool leaves_copies(const GroupedGemmGluArgs& args) {
@@ -138,6 +185,7 @@ bool leaves_copies(const GroupedGemmGluBackwardArgs& args) {
          is_taken_backward(args.grad_z_rowwise, MOIRE_ROWWISE, args.groups, is_mx) &&
          is_taken_backward(args.grad_z_columnwise, MOIRE_COLUMNWISE, args.groups, is_mx) &&
          is_taken_backward(args.act_columnwise, MOIRE_COLUMNWISE, args.groups, is_mx) &&
+         lie_alike(args.grad_z_columnwise, args.act_columnwise, args.groups) &&
          takes_pieces(layout, args.z) && takes_tiles(layout, is_mx);
 }
 

@@ -20,17 +20,22 @@ struct GluTile {
   static constexpr uint32_t kThreads = 4 * kRows;
   static constexpr uint32_t kBlocks = kIsMx ? 6 : 2;         // of a multiprocessor
   static constexpr uint32_t kPieces = kGluColumns / kEight;  // of a row
-  static constexpr size_t kBytes = size_t{kRows} * kGluColumns * sizeof(__nv_bfloat16);
+  static constexpr uint32_t kBytes = kRows * kGluColumns * sizeof(__nv_bfloat16);
 
-  __device__ static uint4* tile(uint32_t which) {
-    extern __shared__ uint4 pieces[];
-    return pieces + which * kRows * kPieces;
+  // Where eight columns of a row lie, in bytes, of tile `which` and those behind it. A row's pieces
+  // of eight change places so that eight threads meet all banks, whether they lie side by side, are
+  // two rows' pieces (as GradientPart writes), or are the same piece of every fourth row. Each bit
+  // of a place is one of the row's or column's, or of some an exclusive or.
+  __device__ static uint32_t offset(uint32_t which, uint32_t row, uint32_t column) {
+    const uint32_t tile = which + column / kGluColumns, piece = column % kGluColumns / kEight;
+    const uint32_t place = piece ^ ((piece / 8 + tile) % 2 * 2) ^ (row % 2 * 4);
+    return tile * kBytes + (row * kPieces + swapped_piece(row, place)) * sizeof(uint4);
   }
-  // A row's pieces of eight columns change places so that eight threads meet all banks, whether
-  // they lie side by side or are two rows' pieces (as GradientPart writes).
+  __device__ static uint4& at(uint32_t offset) {
+    return *reinterpret_cast<uint4*>(dynamic_shared<char>() + offset);
+  }
   __device__ static uint4& piece(uint32_t which, uint32_t row, uint32_t piece) {
-    const uint32_t place = piece ^ ((piece / 8 + which) % 2 * 2) ^ (row % 2 * 4);
-    return tile(which)[row * kPieces + place];
+    return at(offset(which, row, piece * kEight));
   }
 };
 static_assert(TileShape<MOIRE_SCALING_FP8_BLOCK>::kThreads == 4 * kGluColumns &&
@@ -64,10 +69,11 @@ struct TileRows {
   __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
   __device__ void load(const Part& tile, const Reporter&, Rows<Part::kRows>& values) const {
     const auto row = static_cast<uint32_t>(tile.first_row);
-    const uint32_t from = which(tile), piece = threadIdx.x % Tile::kPieces;
+    const uint32_t from = which(tile);
     if constexpr (Tile::kIsMx) {
       values = {from, row, first_piece_of_warp() + threadIdx.x % 8};
     } else {
+      const uint32_t piece = static_cast<uint32_t>(tile.column - tile.first_column) / kEight;
 #pragma unroll
       for (int i = 0; i < Part::kRows; ++i) {
         values[i] = bits_as<Eight<Element>>(Tile::piece(from, row + i, piece));
@@ -76,11 +82,6 @@ struct TileRows {
   }
   // Of MXFP8, a warp's 64 columns are the tile's first or second.
   __device__ static uint32_t first_piece_of_warp() { return threadIdx.x / kWarp % 2 * 8; }
-  // The rows' own memory, once they are in registers.
-  __device__ TransposedTile<kEight>& transposed_tile(const Part& tile) const {
-    static_assert(sizeof(TransposedTile<kEight>) <= Tile::kBytes);
-    return *reinterpret_cast<TransposedTile<kEight>*>(Tile::tile(which(tile)));
-  }
 
  private:
   __device__ uint32_t which(const Part& tile) const {

@@ -98,9 +98,7 @@ class Call {
  private:
   bool is_plain() const {
     return args_.scaling == MOIRE_SCALING_FP8_BLOCK && args_.fractional_scales == 0 &&
-           takes_vectors_ && source_.type() == DType::kBF16 &&
-           !is_transposed(args_.columnwise.data, args_.columnwise.scales,
-                          groups_or_all(args_.groups, shape().num_rows()));
+           takes_vectors_ && source_.type() == DType::kBF16;
   }
   bool reads_twice() const { return is_present(args_.grad_bias) && !sums_; }
   // Of the copies.

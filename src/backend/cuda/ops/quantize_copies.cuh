@@ -26,109 +26,139 @@ __device__ inline auto* row_scales(const CopyTarget& to, const Tile& tile) {
          tile.column / S::kBlock * (S::kIsMx ? 1 : to.scale_step);
 }
 
-// The scales of a part's rows, of which `amax` become the multipliers. FP32 scales take divisions:
-// of the lanes that share some, each makes one.
-template <int kScaling, class Source>
+template <int kScaling>
+using MultiplierOf = std::conditional_t<Scales<kScaling>::kIsFolded, FoldedMultiplier, float>;
+
+// What the lane `lane` of kLanes neighbours has.
+template <int kLanes>
+__device__ inline float of_lane(float multiplier, int lane) {
+  return __shfl_sync(kAllLanes, multiplier, lane, kLanes);
+}
+template <int kLanes>
+__device__ inline FoldedMultiplier of_lane(const FoldedMultiplier& multiplier, int lane) {
+  return {__shfl_sync(kAllLanes, multiplier.bits, lane, kLanes)};
+}
+
+// The scales of MXFP8 of a part's rows, of which `amax` become the multipliers.
+template <int kScaling, class Source, int kRows>
 __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
-                                       const TilePart<kScaling>& tile,
-                                       float (&amax)[TilePart<kScaling>::kRows]) {
+                                       const TilePart<kScaling>& tile, float (&amax)[kRows]) {
   using Shape = TileShape<kScaling>;
-  using S = Scales<kScaling>;
-  constexpr int kRows = TilePart<kScaling>::kRows;
   const CopyTarget& to = args.rowwise;
-  const auto lane = static_cast<int>(threadIdx.x % Shape::kLanes);
   auto* const p = row_scales<kScaling>(to, tile);
   // A lane past the last column makes scales of its neighbours' rows.
   const int rows = tile.template rows_of_lanes<Shape::kLanes>();
-  const auto make = [&](int i, float of_row, bool stores) {
-    const auto scale = S::of(of_row, to.is_e5m2, args.is_fractional());
-    if (stores && i < rows && !to.is_values<kScaling>()) {
-      p[i * to.scale_stride] = scale.scale;
-    }
-    return scale.multiplier;
-  };
-  if constexpr (S::kIsMx) {
+  const bool stores = threadIdx.x % Shape::kLanes == 0 && !to.is_values<kScaling>();
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) amax[i] = make(i, amax[i], lane == 0);
-  } else {
-    static_assert(kRows <= Shape::kLanes);
-    float own[kRows];  // the lane's row comes first, by halves: an index would need memory
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) own[i] = amax[i];
-#pragma unroll
-    for (int half = kRows / 2; half > 0; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) own[i] = (lane & half) != 0 ? own[i + half] : own[i];
-    }
-    const float multiplier = make(lane % kRows, own[0], lane < kRows);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) amax[i] = __shfl_sync(kAllLanes, multiplier, i, kRows);
+  for (int i = 0; i < kRows; ++i) {
+    const auto scale = Scales<kScaling>::of(amax[i], to.is_e5m2, args.is_fractional());
+    if (stores && i < rows) p[i * to.scale_stride] = scale.scale;
+    amax[i] = scale.multiplier;
   }
 }
 
-// The same of MXFP8 that is folded: `amax` are of a row's block, with whose lanes those of the
-// folded one's others tell each other codes, two rows' in a word, each below a bit that says
-// whether the block has an element other than 0: where its code is above 0 it always has, so the
-// largest of both is that of the codes.
+// A block of 32 that becomes part of a folded one.
+class FoldedBlock {
+ public:
+  __device__ FoldedBlock(float amax, bool is_e5m2)
+      : code_(mx_scale_of(amax, is_e5m2).scale), is_nonzero_(has_nonzero(amax, is_e5m2)) {}
+
+  // The largest code of all parts, which lanes kLanes, 2 kLanes ... below kEnd away have, below a
+  // bit that says whether one has an element other than 0: where its code is above 0 it always has.
+  template <int kLanes, int kEnd>
+  __device__ uint32_t folded() const {
+    uint32_t most = code_ | (is_nonzero_ ? kIsNonzero : 0);
+#pragma unroll
+    for (int lanes = kLanes; lanes < kEnd; lanes *= 2) {
+      most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
+    }
+    return most;
+  }
+  __device__ static float scale(uint32_t folded) {
+    return fold_scale(static_cast<uint8_t>(folded), folded >= kIsNonzero);
+  }
+  __device__ FoldedMultiplier multiplier(uint32_t folded, bool is_e5m2) const {
+    return FoldedMultiplier::of(code_, folded % kIsNonzero, is_e5m2);
+  }
+
+ private:
+  static constexpr uint32_t kIsNonzero = 0x100;
+  uint32_t code_;
+  bool is_nonzero_;
+};
+
+// The scale of a lane's row where lanes have one of four each; what the row's elements are
+// multiplied by. `amax` is that of the row's block or, of MXFP8 that is folded, of the lane's part.
 template <int kScaling, class Source>
-__device__ inline void fold_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
-                                 const float (&amax)[4], FoldedMultiplier (&multipliers)[4]) {
+__device__ inline MultiplierOf<kScaling> own_row_scale(const QuantizeTiles<Source>& args,
+                                                       const TilePart<kScaling>& tile, float amax) {
   using Shape = TileShape<kScaling>;
   const CopyTarget& to = args.rowwise;
-  constexpr uint32_t kIsNonzero = 0x100, kCode = 0xFF;
-  const auto code = [&](int i) {
-    const bool is_nonzero = has_nonzero(amax[i], to.is_e5m2);
-    return mx_scale_of(amax[i], to.is_e5m2).scale | (is_nonzero ? kIsNonzero : 0);
-  };
-  const uint32_t codes[2] = {code(0) | code(1) << 16, code(2) | code(3) << 16};
   const auto lane = static_cast<int>(threadIdx.x % Shape::kLanes);
   const int rows = tile.template rows_of_lanes<Shape::kLanes>();
-  float* const p = row_scales<kScaling>(to, tile);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t folded = codes[half];
-#pragma unroll
-    for (int lanes = Shape::kBlockLanes; lanes < Shape::kLanes; lanes *= 2) {
-      folded = __vmaxu2(folded, __shfl_xor_sync(kAllLanes, folded, lanes));
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 2 * half + i;
-      const uint32_t of_row = folded >> 16 * i & kCode;
-      multipliers[row] = FoldedMultiplier::of(codes[half] >> 16 * i & kCode, of_row, to.is_e5m2);
-      if (lane == row && row < rows) {
-        const bool is_nonzero = (folded >> 16 * i & kIsNonzero) != 0;
-        p[row * to.scale_stride] = fold_scale(static_cast<uint8_t>(of_row), is_nonzero);
-      }
-    }
+  const auto store = [&](float scale) {
+    if (lane < min(rows, 4)) row_scales<kScaling>(to, tile)[lane * to.scale_stride] = scale;
+  };
+  if constexpr (Scales<kScaling>::kIsFolded) {
+    const FoldedBlock block(amax, to.is_e5m2);
+    const uint32_t folded = block.template folded<Shape::kBlockLanes, Shape::kLanes>();
+    store(FoldedBlock::scale(folded));
+    return block.multiplier(folded, to.is_e5m2);
+  } else {
+    const auto scale = Scales<kScaling>::of(amax, to.is_e5m2, args.is_fractional());
+    store(scale.scale);
+    return scale.multiplier;
   }
+}
+
+// The copy with scales along the rows, where each of the lanes that share one makes that of one of
+// four rows; what was met.
+template <Way kWay, int kScaling, class Source, class Values>
+__device__ inline uint32_t quantize_long_rows(const QuantizeTiles<Source>& args,
+                                              const TilePart<kScaling>& tile,
+                                              const Values& values) {
+  constexpr int kLanes = TileShape<kScaling>::kBlockLanes;
+  static_assert(TilePart<kScaling>::kRows == 4);
+  float amax = largest_of_own_row<false, kLanes>(values);
+  const bool is_odd = __any_sync(kAllLanes, bit_cast<uint32_t>(amax) >= kInfinityBits) != 0;
+  if (is_odd) amax = largest_of_own_row<true, kLanes>(values);
+  const MultiplierOf<kScaling> own = own_row_scale(args, tile, amax);
+  MultiplierOf<kScaling> multipliers[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) multipliers[i] = of_lane<4>(own, i);
+  store_rows<kWay>(args, tile, args.rowwise, values, [&](int i, int) { return multipliers[i]; });
+  return is_odd ? kIsOdd : 0;
+}
+
+// The same of MXFP8, where a lane makes the scales of all of its rows.
+template <Way kWay, int kScaling, class Source, class Values>
+__device__ inline uint32_t quantize_short_rows(const QuantizeTiles<Source>& args,
+                                               const TilePart<kScaling>& tile,
+                                               const Values& values) {
+  constexpr int kRows = TilePart<kScaling>::kRows, kLanes = TileShape<kScaling>::kLanes;
+  const CopyTarget& to = args.rowwise;
+  float amax[kRows];
+  largest_of_rows<false, kLanes>(values, amax);
+  Largest largest;
+#pragma unroll
+  for (const float of_row : amax) largest.add(of_row);
+  const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
+  if (is_left<kWay, kScaling, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
+  if (is_odd) largest_of_rows<true, kLanes>(values, amax);
+  make_row_scales(args, tile, amax);
+  store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
+  return is_odd ? kIsOdd : 0;
 }
 
 // The copy with scales along the rows; what was met.
 template <Way kWay, int kScaling, class Source, class Values>
 __device__ inline uint32_t quantize_rows(const QuantizeTiles<Source>& args,
                                          const TilePart<kScaling>& tile, const Values& values) {
-  using Shape = TileShape<kScaling>;
-  using S = Scales<kScaling>;
-  constexpr int kRows = TilePart<kScaling>::kRows;
-  const CopyTarget& to = args.rowwise;
-  float amax[kRows];
-  largest_of_rows<false, Shape::kBlockLanes>(values, amax);
-  Largest largest;
-#pragma unroll
-  for (const float of_row : amax) largest.add(of_row);
-  const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
-  if (is_left<kWay, kScaling, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
-  if (is_odd) largest_of_rows<true, Shape::kBlockLanes>(values, amax);
-  if constexpr (Scales<kScaling>::kIsFolded) {
-    FoldedMultiplier multipliers[kRows];
-    fold_rows(args, tile, amax, multipliers);
-    store_rows<kWay>(args, tile, to, values, [&](int i, int) { return multipliers[i]; });
+  if constexpr (Scales<kScaling>::kIsMx) {
+    return quantize_short_rows<kWay>(args, tile, values);
   } else {
-    make_row_scales(args, tile, amax);
-    store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
+    return quantize_long_rows<kWay>(args, tile, values);
   }
-  return is_odd ? kIsOdd : 0;
 }
 
 // Largest magnitudes of eight columns, packed as their elements are.
@@ -136,15 +166,17 @@ template <bool kSkipsNan, int kRows, class Rows>
 __device__ inline auto largest_of_columns(const Rows& values) {
   using T = ElementOf<Rows>;
   using M = Magnitudes<T>;
-  Eight<T> most{};
+  Eight<T> most = kSkipsNan ? Eight<T>{} : values[0];
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
+  for (int k = kSkipsNan ? 0 : 1; k < kRows; ++k) {
     const Eight<T>& row = values[k];
 #pragma unroll
     for (int i = 0; i < Eight<T>::kWords; ++i) {
-      most.words[i] = M::template larger<kSkipsNan>(most.words[i], M::of(row.words[i]));
+      most.words[i] = M::template larger_element<kSkipsNan>(most.words[i], row.words[i]);
     }
   }
+#pragma unroll
+  for (uint32_t& word : most.words) word = M::of(word);
   return most;
 }
 
@@ -164,9 +196,6 @@ __device__ inline auto largest_in_warp(const Rows& values) {
   }
   return most;
 }
-
-template <int kScaling>
-using MultiplierOf = std::conditional_t<Scales<kScaling>::kIsFolded, FoldedMultiplier, float>;
 
 template <int kScaling, class T>
 struct ColumnMemory {
@@ -318,12 +347,6 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
 #pragma unroll
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[block][first + i];
   const auto multiplier = [&](int, int j) { return multipliers[j]; };
-  if constexpr (kHasLongLines<kScaling>) {
-    if (args.is_transposed(to)) {
-      store_transposed(args, tile, to, values, multiplier);
-      return is_odd ? kIsOdd : 0;
-    }
-  }
   store_rows<kWay>(args, tile, to, values, multiplier);
   return is_odd ? kIsOdd : 0;
 }
@@ -366,17 +389,16 @@ __device__ inline uint32_t quantize_copies(const QuantizeTiles<Source>& args,
                                            const TilePart<kScaling>& tile, const Values& values) {
   if constexpr (kScaling == MOIRE_SCALING_FP8_TILE) {
     return quantize_tile<kWay>(args, tile, values);
-  }
-  uint32_t met = 0;
-  if (args.rowwise.is_present()) met = quantize_rows<kWay>(args, tile, values);
-  if (args.columnwise.is_present()) {
+  } else {
+    uint32_t met = 0;
+    if (args.rowwise.is_present()) met = quantize_rows<kWay>(args, tile, values);
+    if (!args.columnwise.is_present()) return met;
     if constexpr (TileShape<kScaling>::kIsWarps) {
-      met |= quantize_columns_of_warp<kWay>(args, tile, values);
+      return met | quantize_columns_of_warp<kWay>(args, tile, values);
     } else {
-      met |= quantize_columns<kWay>(args, tile, values);
+      return met | quantize_columns<kWay>(args, tile, values);
     }
   }
-  return met;
 }
 
 }  // namespace moire::cuda::ops

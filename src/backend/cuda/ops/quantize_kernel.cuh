@@ -1,15 +1,19 @@
-// The kernel of quantize and quantize_weight: a warp or a block per tile (quantize_tiles.cuh),
-// which it reads once and writes as one copy or both (quantize_copies.cuh). Elements that are
-// infinite or NaN are noted.
+// The kernels of quantize and quantize_weight: a warp or a block per tile (quantize_tiles.cuh),
+// which it reads once and writes as one copy or both (quantize_copies.cuh, and where columns lie
+// transposed quantize_transposed.cuh). Elements that are infinite or NaN are noted.
 #pragma once
+
+#include <cuda_pipeline.h>
 
 #include <type_traits>
 #include <utility>
 
 #include "backend/cuda/device/non_finite.cuh"
+#include "backend/cuda/device/shared.cuh"
 #include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/ops/quantize_copies.cuh"
 #include "backend/cuda/ops/quantize_tiles.cuh"
+#include "backend/cuda/ops/quantize_transposed.cuh"
 #include "backend/cuda/runtime/launch.h"
 
 namespace moire::cuda::ops {
@@ -167,20 +171,23 @@ constexpr int kBlocksPerMultiprocessor = (sizeof(Rows<kScaling, Source>) >= 256 
                                                                                  : 1024) /
                                          TileShape<kScaling>::kThreads;
 
-// Whether a block of threads takes spans of tiles.
-template <int kScaling, class Source>
-constexpr bool kHasSpans = kHasLongLines<kScaling> && (Source::kMostTiles > 1);
-
-// The sums of a tile that is not empty. Where a block has columnwise scales to make, it meets for
-// these anyway (quantize_columns).
+// The runs of a tile that is not empty.
 template <int kScaling, class Source, class Values>
-__device__ inline void sum_runs(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
+__device__ inline void put_runs(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
                                 Values& values) {
   args.source.put_runs(tile, values);
   // The floats that were added are made again where they are encoded: kept, they would spill.
   for (auto& row : values) {
     for (uint32_t& word : row.words) asm volatile("" : "+r"(word));
   }
+}
+
+// The sums of such a tile. Where a block has columnwise scales to make, it meets for these anyway
+// (quantize_columns).
+template <int kScaling, class Source, class Values>
+__device__ inline void sum_runs(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
+                                Values& values) {
+  put_runs(args, tile, values);
   if constexpr (TileShape<kScaling>::kIsWarps) {
     __syncwarp();
     args.source.add_runs(tile);
@@ -191,16 +198,20 @@ __device__ inline void sum_runs(const QuantizeTiles<Source>& args, const TilePar
   }
 }
 
-// All that is to be done of a tile that is not empty.
+// Whether a thread asks for its part of a source's tile while the one before is quantised.
+template <class Source>
+constexpr bool kAsksAhead = Source::kAskedBytes != 0;
+
+// All that is to be done of a tile that is not empty, from its rows.
 template <int kScaling, class Source>
-__device__ inline void quantize_part(const QuantizeTiles<Source>& args,
-                                     const TilePart<kScaling>& tile, const Reporter& reporter,
-                                     const NonFiniteReporter& notes) {
-  Rows<kScaling, Source> values;
-  args.source.load(tile, reporter, values);
+__device__ inline void quantize_values(const QuantizeTiles<Source>& args,
+                                       const TilePart<kScaling>& tile,
+                                       Rows<kScaling, Source>& values, const Reporter& reporter,
+                                       const NonFiniteReporter& notes) {
   if constexpr (kIsSummed<Source>) sum_runs(args, tile, values);
   const uint32_t met = quantize_copies<Way::kQuick>(args, tile, values);
-  if constexpr (kScaling == MOIRE_SCALING_MXFP8 && kRoundsValues<Way::kQuick, decltype(values)>) {
+  if constexpr (kScaling == MOIRE_SCALING_MXFP8 &&
+                kRoundsValues<Way::kQuick, Rows<kScaling, Source>>) {
     if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);
   }
   if (met == kIsOdd) note_first(args, tile, reporter, notes);
@@ -214,17 +225,34 @@ __device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Re
   const auto [row_block, first, end] = args.spans.at(blockIdx.x);
   const RowRange rows = args.blocks.template at_together<Shape::kRows>(row_block, row_block);
   // Two neighbouring tiles at once where they have at most half of their rows.
-  const bool takes_pairs = kScaling == MOIRE_SCALING_FP8_BLOCK && !kIsSummed<Source> &&
-                           !args.is_transposed(args.columnwise) && rows.size() <= Shape::kRows / 2;
+  const bool takes_pairs =
+      kScaling == MOIRE_SCALING_FP8_BLOCK && !kIsSummed<Source> && rows.size() <= Shape::kRows / 2;
   const auto part = [&](uint32_t i, bool is_pair = false) {
     return TilePart<kScaling>(row_block, rows, static_cast<int>(i) * Shape::kColumns,
                               args.source.columns, is_pair);
   };
   if (rows.size() == 0) return zero_span(args, first, end, part);
-  for (uint32_t i = first, tiles; i < end; i += tiles) {
-    const bool is_pair = takes_pairs && i + 1 < end;
-    quantize_part(args, part(i, is_pair), reporter, notes);
-    tiles = is_pair ? 2 : 1;
+  const auto tiles_at = [&](uint32_t i) { return takes_pairs && i + 1 < end ? 2U : 1U; };
+  const auto part_at = [&](uint32_t i) { return part(i, tiles_at(i) == 2); };
+  const auto ask = [&](uint32_t i) {
+    if constexpr (kAsksAhead<Source>) {
+      if (i < end) args.source.ask(part_at(i), reporter);
+      __pipeline_commit();
+    }
+  };
+  ask(first);
+  for (uint32_t i = first, next; i < end; i = next) {
+    next = i + tiles_at(i);
+    const TilePart<kScaling> tile = part_at(i);
+    Rows<kScaling, Source> values;
+    if constexpr (kAsksAhead<Source>) {
+      __pipeline_wait_prior(0);
+      args.source.take(tile, values);
+      ask(next);
+    } else {
+      args.source.load(tile, reporter, values);
+    }
+    quantize_values(args, tile, values, reporter, notes);
   }
   if (args.zeroes_tail) zero_tail(args, part(first));
 }
@@ -237,13 +265,76 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
                     const __grid_constant__ NonFiniteReporter notes) {
   using Shape = TileShape<kScaling>;
   if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  if constexpr (kHasSpans<kScaling, Source>) {
+  if constexpr (kHasLongLines<kScaling>) {
     quantize_span<kScaling>(args, reporter, notes);
   } else {
     const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
     if (args.zeroes_tail) zero_tail(args, tile);
-    if (!tile.is_empty) quantize_part(args, tile, reporter, notes);
+    if (tile.is_empty) return;
+    Rows<kScaling, Source> values;
+    args.source.load(tile, reporter, values);
+    quantize_values(args, tile, values, reporter, notes);
   }
+}
+
+// Whether a copy of such rows may lie transposed: that of no weight does.
+template <class Source>
+constexpr bool kMayTranspose = !requires(Source source) {
+  source.matrices;
+};
+
+// The copies of a span's tiles, of which columns lie transposed. Tiles alternate between two places
+// in shared memory, so that a block meets once for each, and the next is fetched meanwhile.
+template <int kScaling, class Source>
+__device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& args,
+                                                 const Reporter& reporter,
+                                                 const NonFiniteReporter& notes) {
+  using Shape = TileShape<kScaling>;
+  const auto [row_block, first, end] = args.spans.at(blockIdx.x);
+  const RowRange rows = args.blocks.template at_together<Shape::kRows>(row_block, row_block);
+  const auto part = [&](uint32_t i) {
+    return TilePart<kScaling>(row_block, rows, static_cast<int>(i) * Shape::kColumns,
+                              args.source.columns);
+  };
+  if (rows.size() == 0) return zero_span(args, first, end, part);
+  auto* const memory = dynamic_shared<SharedTile<typename Source::Element>>();
+  const auto fetch = [&](uint32_t i) {
+    const TilePart<kScaling> tile = part(i);
+    auto& shared = memory[(i - first) % 2];
+    args.source.fetch(
+        tile, reporter, [&](int row) -> auto& { return shared.at(tile, row); });
+    __pipeline_commit();
+  };
+  fetch(first);
+#pragma unroll 1
+  for (uint32_t i = first; i < end; ++i) {
+    const TilePart<kScaling> tile = part(i), columns = part_of_columns(tile, args.source.columns);
+    auto& shared = memory[(i - first) % 2];
+    Rows<kScaling, Source> values;
+    __pipeline_wait_prior(0);  // for this thread's part
+    shared.get(tile, values);
+    if constexpr (kIsSummed<Source>) put_runs(args, tile, values);
+    if (args.rowwise.is_present()) quantize_rows<Way::kQuick>(args, tile, values);
+    __syncthreads();
+    if (i + 1 < end) fetch(i + 1);
+    if constexpr (kIsSummed<Source>) args.source.add_runs(tile);
+    shared.get(columns, values);
+    const uint32_t met = quantize_transposed(args, columns, values);
+    if (met == kIsOdd) note_first(args, columns, reporter, notes);
+    if constexpr (kIsSummed<Source>) __syncthreads();  // runs have been read
+  }
+  if (args.zeroes_tail) zero_tail(args, part(first));
+}
+
+template <int kScaling, class Source>
+__global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
+                                  kBlocksPerMultiprocessor<kScaling, Source>)
+    quantize_transposing_kernel(const __grid_constant__ QuantizeTiles<Source> args,
+                                const __grid_constant__ Reporter reporter,
+                                const __grid_constant__ NonFiniteReporter notes) {
+  using Shape = TileShape<kScaling>;
+  if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
+  quantize_span_transposing<kScaling>(args, reporter, notes);
 }
 
 inline CopyTarget copy_target(const moire_quantized& q) {
@@ -293,11 +384,20 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
   using Tile = TileShape<kScaling>;
   const auto kernel = quantize_kernel<kScaling, Source>;
   args.capacity = shape.num_rows();
-  if constexpr (!kHasSpans<kScaling, Source>) {
-    return launch_tiles<Tile>(launcher, kernel, args, notes);
+  if constexpr (!kHasLongLines<kScaling>) {
+    launch_tiles<Tile>(launcher, kernel, args, notes);
+  } else {
+    constexpr int kMostTiles = 4, kBlocks = kBlocksPerMultiprocessor<kScaling, Source>;
+    if constexpr (kMayTranspose<Source>) {
+      constexpr size_t kBytes = 2 * sizeof(SharedTile<typename Source::Element>);
+      const auto transposing = quantize_transposing_kernel<kScaling, Source>;
+      if (args.columnwise.is_transposed) {
+        return launch_spans<Tile>(launcher, transposing, args, {kMostTiles, kBlocks, kBytes},
+                                  notes);
+      }
+    }
+    launch_spans<Tile>(launcher, kernel, args, {kMostTiles, kBlocks, Source::kAskedBytes}, notes);
   }
-  launch_spans<Tile>(launcher, kernel, args, Source::kMostTiles,
-                     kBlocksPerMultiprocessor<kScaling, Source>, notes);
 }
 
 }  // namespace moire::cuda::ops

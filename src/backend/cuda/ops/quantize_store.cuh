@@ -1,4 +1,4 @@
-// What quantize's kernel writes: the elements of a tile's rows as codes, perhaps transposed, or as
+// What quantize's kernel writes: the elements of a tile's rows as codes or as
 // values, in the way that their blocks allow.
 #pragma once
 
@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backend/cuda/device/transposed_tile.cuh"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 
 namespace moire::cuda::ops {
@@ -53,9 +52,6 @@ struct QuantizeTiles {
   bool has_fractional_scales, zeroes_tail;
 
   __device__ bool is_fractional() const { return !kIsPlain && has_fractional_scales; }
-  __device__ bool is_transposed(const CopyTarget& to) const {
-    return !kIsPlain && to.is_transposed;
-  }
 };
 
 __device__ inline float first_of(float multiplier) { return multiplier; }
@@ -198,48 +194,6 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
       if (tile.has_row(i)) store_bytes<kVectors>(p, left, codes);
     });
   });
-}
-
-// Where a tile is transposed: in the source's own memory, where it has some.
-template <class Source, class Tile>
-__device__ inline TransposedTile<kEight>& transposed_tile(const Source& source, const Tile& tile) {
-  if constexpr (requires { source.transposed_tile(tile); }) {
-    return source.transposed_tile(tile);
-  } else {
-    __shared__ uint4 memory[sizeof(TransposedTile<kEight>) / sizeof(uint4)];
-    return *reinterpret_cast<TransposedTile<kEight>*>(memory);
-  }
-}
-
-// A part's rows as codes that lie transposed; a block calls it together, and has read what it
-// reads of the source.
-template <int kScaling, class Source, class Values, class Multiplier>
-__device__ inline void store_transposed(const QuantizeTiles<Source>& args,
-                                        const TilePart<kScaling>& tile, const CopyTarget& to,
-                                        const Values& values, Multiplier&& multiplier) {
-  using Shape = TileShape<kScaling>;
-  using Transposed = TransposedTile<kEight>;
-  static_assert(TilePart<kScaling>::kRows == 4 && Shape::kRows == Transposed::kSide);
-  Transposed& transposed = transposed_tile(args.source, tile);
-  uint32_t first[4] = {}, second[4] = {};
-  const auto encode = [&](auto is_e5m2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t codes[2];
-      encode_eight(codes, values[i], is_e5m2.value, [&](int j) { return multiplier(i, j); });
-      first[i] = codes[0], second[i] = codes[1];
-    }
-  };
-  if (tile.has_row(0)) with_flag(to.is_e5m2, encode);
-  transpose_four(first);
-  transpose_four(second);
-  transposed.put(
-      tile.column - tile.first_column, tile.first_row / 4,
-      {first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]});
-  __syncthreads();
-  transposed.template store<Shape::kThreads>(
-      to.data + tile.first_column * to.stride + int64_t{tile.index} * Shape::kRows, to.stride,
-      args.source.columns - tile.first_column);
 }
 
 }  // namespace moire::cuda::ops

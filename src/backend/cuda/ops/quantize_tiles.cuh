@@ -19,7 +19,9 @@
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/device/shared.cuh"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/runtime/launch.h"
 #include "core/divide.h"
 #include "core/scale_shapes.h"
@@ -46,7 +48,8 @@ struct TileSizes {
 // Where lines have such scales it has 512 threads: 256 would have twice the rows each, and spill.
 template <int kScaling>
 constexpr bool kHasLongLines = kScaling == MOIRE_SCALING_FP8_BLOCK || kScaling == kFoldedMx;
-template <int kScaling, int kThreads = kHasLongLines<kScaling> ? 512 : 256>
+constexpr int kLongThreads = 512;
+template <int kScaling, int kThreads = kHasLongLines<kScaling> ? kLongThreads : 256>
 struct TileShape : std::conditional_t<Scales<kScaling>::kIsMx, TileSizes<kThreads, kWarp, 32, 64>,
                                       TileSizes<kThreads, kThreads, 128, 128>> {
   static constexpr bool kIsWarps = Scales<kScaling>::kIsMx;         // a tile is a warp's
@@ -222,7 +225,7 @@ template <class T, bool kVectors_>
 struct FloatRows {
   using Element = T;
   static constexpr bool kVectors = kVectors_;
-  static constexpr int kMostTiles = 4;  // side by side, of a block of threads
+  static constexpr size_t kAskedBytes = kVectors ? 4 * kLongThreads * sizeof(Eight<T>) : 0;
   template <int kRows>
   using Rows = Eight<T>[kRows];
   Matrix<const T> rows;
@@ -239,15 +242,39 @@ struct FloatRows {
   template <int kScaling, int kRows>
   __device__ void load(const TilePart<kScaling>& tile, const Reporter& reporter,
                        Eight<T> (&values)[kRows]) const {
-    if (row_idx.is_present()) {
-      load_gathered(tile, reporter, values);
-      return;
-    }
-    load_from(rows.row(tile.row(0)) + tile.column, tile, values);
+    for_each_row(tile, reporter,
+                 [&](int i, const T* p, bool is_there) { values[i] = eight(p, tile, is_there); });
+  }
+  // The same to places in shared memory, which `place(i)` is of row i, asynchronously where they
+  // are vectors.
+  template <int kScaling, class Place>
+  __device__ void fetch(const TilePart<kScaling>& tile, const Reporter& reporter,
+                        Place&& place) const {
+    for_each_row(tile, reporter, [&](int i, const T* p, bool is_there) {
+      Eight<T>& to = place(i);
+      if constexpr (kVectors) {
+#pragma unroll
+        for (int part = 0; part < Eight<T>::kWords / 4; ++part) {
+          ptx::copy_async(&to.words[4 * part], reinterpret_cast<const uint4*>(p) + part, is_there);
+        }
+      } else {
+        to = eight(p, tile, is_there);
+      }
+    });
+  }
+  // The same to this thread's own places, and from there.
+  template <int kScaling>
+  __device__ void ask(const TilePart<kScaling>& tile, const Reporter& reporter) const {
+    fetch(tile, reporter, [](int i) -> Eight<T>& { return asked(i); });
+  }
+  template <int kScaling, int kRows>
+  __device__ void take(const TilePart<kScaling>&, Eight<T> (&values)[kRows]) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) values[i] = asked(i);
   }
 
  protected:
-  // A part that begins at p.
+  // Of a part that begins at p.
   template <int kScaling, int kRows>
   __device__ void load_from(const T* p, const TilePart<kScaling>& tile,
                             Eight<T> (&values)[kRows]) const {
@@ -258,9 +285,23 @@ struct FloatRows {
   }
 
  private:
-  template <int kScaling, int kRows>
-  __device__ void load_gathered(const TilePart<kScaling>& tile, const Reporter& reporter,
-                                Eight<T> (&values)[kRows]) const {
+  __device__ static Eight<T>& asked(int i) {
+    return dynamic_shared<Eight<T>>()[i * kLongThreads + threadIdx.x];
+  }
+  // Calls take(i, p, is_there) for each of a part's rows, which begins at p if it is there.
+  template <int kScaling, class Take>
+  __device__ void for_each_row(const TilePart<kScaling>& tile, const Reporter& reporter,
+                               Take&& take) const {
+    constexpr int kRows = TilePart<kScaling>::kRows;
+    if (row_idx.is_present()) return for_each_gathered_row(tile, reporter, take);
+    const T* p = rows.row(tile.row(0)) + tile.column;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, p += rows.stride) take(i, p, tile.has_row(i));
+  }
+  template <int kScaling, class Take>
+  __device__ void for_each_gathered_row(const TilePart<kScaling>& tile, const Reporter& reporter,
+                                        Take&& take) const {
+    constexpr int kRows = TilePart<kScaling>::kRows;
     int64_t from[kRows];
     bool is_right = true;
 #pragma unroll
@@ -269,7 +310,7 @@ struct FloatRows {
     for (int i = 0; i < kRows; ++i) {
       const bool is_row = from[i] >= 0 && from[i] < num_rows;
       is_right = is_right && is_row;
-      values[i] = eight(rows.row(from[i]) + tile.column, tile, tile.has_row(i) && is_row);
+      take(i, rows.row(from[i]) + tile.column, tile.has_row(i) && is_row);
     }
     if (is_right) return;
 #pragma unroll 1
@@ -296,8 +337,8 @@ struct FloatRows {
   }
 };
 
-// Rows of calls whose scales are powers of two and whose columns do not lie transposed, as most
-// are: a kernel that knows it has fewer instructions.
+// Rows of calls whose scales are powers of two, as most are: a kernel that knows it has fewer
+// instructions.
 struct PlainRows : FloatRows<__nv_bfloat16, true> {};
 
 // Whether a source's columns are summed, too.
@@ -309,6 +350,7 @@ constexpr bool kIsSummed = requires(Source source) {
 // Rows of matrices that lie anywhere, in blocks of each (ScaleBlocks::kMatrices).
 template <class T, bool kVectors>
 struct ListedRows : FloatRows<T, kVectors> {
+  static constexpr size_t kAskedBytes = 0;
   static constexpr int64_t kMost = 1024;  // a kernel's parameters have 32 KB
   const T* matrices[kMost];
   int64_t matrix_rows, first_row;  // first_row: of these among those of the whole list
@@ -335,22 +377,30 @@ void launch_tiles(Launcher& launcher, void (*kernel)(Args, Reporter, More...), A
                   args, launcher.reporter(), more...);
 }
 
-// The same of spans of up to `most` tiles, where a multiprocessor holds `blocks` blocks of threads:
-// a tile for every 2^25 elements, and in the end two single ones for each block that all hold.
+// Tiles of a span at most; blocks of threads that a multiprocessor holds, and the dynamic shared
+// memory of each.
+struct SpanSizes {
+  int64_t most;
+  int blocks;
+  size_t shared_bytes = 0;
+};
+// The same of spans: a tile for every 2^25 elements, and in the end two single ones for each block
+// that all multiprocessors hold.
 template <class Tile, class Args, class... More>
 void launch_spans(Launcher& launcher, void (*kernel)(Args, Reporter, More...), Args args,
-                  int64_t most, int blocks, const More&... more) {
+                  const SpanSizes& sizes, const More&... more) {
   constexpr int64_t kColumns = Tile::kColumns * Tile::kTiles, kElements = kColumns * Tile::kRows;
   const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
   const int64_t tiles = std::max<int64_t>(1, ceil_div(args.source.columns, kColumns));
-  const int64_t in_span = std::clamp<int64_t>(row_blocks * tiles * kElements >> 25, 1, most);
-  const int64_t all = int64_t{launcher.state().num_multiprocessors} * blocks;
+  const int64_t in_span = std::clamp<int64_t>(row_blocks * tiles * kElements >> 25, 1, sizes.most);
+  const int64_t all = int64_t{launcher.state().num_multiprocessors} * sizes.blocks;
   const int64_t fine = std::min(row_blocks, ceil_div(2 * all, tiles));
   const int64_t spans = ceil_div(tiles, in_span), coarse = row_blocks - fine;
   args.spans = {Divisor(static_cast<uint32_t>(tiles)), Divisor(static_cast<uint32_t>(spans)),
                 static_cast<uint32_t>(in_span), static_cast<uint32_t>(coarse)};
-  launcher.launch(kernel, {blocks_for(coarse * spans + fine * tiles, 1), Tile::kThreads}, args,
-                  launcher.reporter(), more...);
+  launcher.launch(
+      kernel, {blocks_for(coarse * spans + fine * tiles, 1), Tile::kThreads, sizes.shared_bytes},
+      args, launcher.reporter(), more...);
 }
 
 // Whether eight columns of a copy are one load or store: codes, and columnwise E8M0 scales, in rows

@@ -233,7 +233,7 @@ void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteRepor
                           ? requantize_kernel<kScaling, Source, kMayBe>
                           : requantize_kernel<kScaling, Source, false>;
   using Tile = RequantizeTile<kScaling>;
-  launch_spans<Tile>(launcher, kernel, tiles, Tile::kMostTiles, Tile::kBlocks, notes);
+  launch_spans<Tile>(launcher, kernel, tiles, {Tile::kMostTiles, Tile::kBlocks}, notes);
 }
 
 Status run(const Context& context, const RequantizeArgs& args) {

@@ -58,8 +58,9 @@ class Launcher {
   template <class... P, class... A>
   void launch(void (*kernel)(P...), const LaunchShape& shape, A&&... args) {
     if (!ok() || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
-    // More shared memory than a kernel has without asking; asked for once per kernel and device.
-    if (shape.shared_bytes > 48 * 1024) {
+    // Beside a kernel's static memory this may be more than it has without asking; asked for once
+    // per kernel and device.
+    if (shape.shared_bytes > 0) {
       state_.shared_memory.need(reinterpret_cast<const void*>(kernel), shape.shared_bytes, [&] {
         check("cudaFuncSetAttribute",
               cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
