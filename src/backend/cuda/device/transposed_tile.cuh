@@ -15,11 +15,10 @@ __device__ inline void transpose_four(uint32_t (&w)[4]) {
 }
 
 // Words of four codes change places so that neither writing nor reading meets a bank twice, where
-// neighbouring lanes put kColumns neighbouring columns each and read neighbouring units.
-template <int kColumns>
+// neighbouring lanes put four neighbouring columns each and read neighbouring units.
 class alignas(16) TransposedTile {
  public:
-  static constexpr int kSide = 128;
+  static constexpr int kSide = 128, kColumns = 4;
 
   // Rows 4 `word` ... of kColumns columns, the first of them a multiple of kColumns.
   __device__ void put(int column, int word, const uint32_t (&of_column)[kColumns]) {
@@ -46,7 +45,7 @@ class alignas(16) TransposedTile {
     if ((swap & 2) != 0) v = {v.z, v.w, v.x, v.y};
     return v;
   }
-  __device__ static int swap_of(int column) { return column / kColumns * (kColumns / 4); }
+  __device__ static int swap_of(int column) { return column / kColumns; }
   uint32_t words_[kSide][kSide / 4];
 };
 

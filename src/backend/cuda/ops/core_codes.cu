@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kSide = 128, kThreads = 256;
 constexpr int kBlocks = 4, kRows = 4;  // MXFP8 blocks of a side; neighbouring rows of a thread
-using Transposed = TransposedTile<4>;
 
 // What shares a folded code.
 enum class Fold { kNone, kRow, kColumn, kTile };
@@ -221,7 +220,7 @@ __device__ void fold(const Codes& args, const Square& square, uint32_t (&w)[kBlo
 
 __device__ void store_square_transposed(const Codes& args, const Square& square,
                                         uint32_t (&w)[kBlocks][kRows]) {
-  __shared__ Transposed transposed;
+  __shared__ TransposedTile transposed;
   const auto lane = static_cast<int>(threadIdx.x % kWarp),
              warp = static_cast<int>(threadIdx.x / kWarp);
 #pragma unroll

@@ -22,10 +22,10 @@ struct GluTile {
   static constexpr uint32_t kPieces = kGluColumns / kEight;  // of a row
   static constexpr uint32_t kBytes = kRows * kGluColumns * sizeof(__nv_bfloat16);
 
-  // Where eight columns of a row lie, in bytes, of tile `which` and those behind it. A row's pieces
-  // of eight change places so that eight threads meet all banks, whether they lie side by side, are
-  // two rows' pieces (as GradientPart writes), or are the same piece of every fourth row. Each bit
-  // of a place is one of the row's or column's, or of some an exclusive or.
+  // Where eight columns of a row lie, in bytes, of tile `which` or, of tile 0, that behind it. A
+  // row's pieces of eight change places so that eight threads meet all banks, whether they lie side
+  // by side, are two rows' (as GradientPart writes in blocks of 16 and more), or the same one of
+  // every fourth row. Each bit of a place is an exclusive or of bits of the row and column.
   __device__ static uint32_t offset(uint32_t which, uint32_t row, uint32_t column) {
     const uint32_t tile = which + column / kGluColumns, piece = column % kGluColumns / kEight;
     const uint32_t place = piece ^ ((piece / 8 + tile) % 2 * 2) ^ (row % 2 * 4);

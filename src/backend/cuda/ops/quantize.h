@@ -43,7 +43,7 @@ QuantizeArgs quantize_args(const moire_quantized& rowwise, const moire_quantized
   return args;
 }
 
-// Copies that lie transposed are stored in units of 16 bytes.
+// Copies that lie transposed are read in units of 16 bytes, and stored in words.
 inline std::optional<std::string> why_not_transposed(std::string_view name,
                                                      const moire_quantized& copy,
                                                      const moire_groups& groups) {

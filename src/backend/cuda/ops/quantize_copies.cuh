@@ -46,7 +46,6 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
   using Shape = TileShape<kScaling>;
   const CopyTarget& to = args.rowwise;
   auto* const p = row_scales<kScaling>(to, tile);
-  // A lane past the last column makes scales of its neighbours' rows.
   const int rows = tile.template rows_of_lanes<Shape::kLanes>();
   const bool stores = threadIdx.x % Shape::kLanes == 0 && !to.is_values<kScaling>();
 #pragma unroll
@@ -95,6 +94,7 @@ __device__ inline MultiplierOf<kScaling> own_row_scale(const QuantizeTiles<Sourc
   using Shape = TileShape<kScaling>;
   const CopyTarget& to = args.rowwise;
   const auto lane = static_cast<int>(threadIdx.x % Shape::kLanes);
+  // A lane past the last column makes the scale of its neighbours' row.
   const int rows = tile.template rows_of_lanes<Shape::kLanes>();
   const auto store = [&](float scale) {
     if (lane < min(rows, 4)) row_scales<kScaling>(to, tile)[lane * to.scale_stride] = scale;

@@ -284,7 +284,8 @@ constexpr bool kMayTranspose = !requires(Source source) {
 };
 
 // The copies of a span's tiles, of which columns lie transposed. Tiles alternate between two places
-// in shared memory, so that a block meets once for each, and the next is fetched meanwhile.
+// in shared memory, so that a block meets once for each (twice where columns are summed, too); rows
+// that are read by vectors come meanwhile.
 template <int kScaling, class Source>
 __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& args,
                                                  const Reporter& reporter,
@@ -314,6 +315,7 @@ __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& ar
     __pipeline_wait_prior(0);  // for this thread's part
     shared.get(tile, values);
     if constexpr (kIsSummed<Source>) put_runs(args, tile, values);
+    // What is infinite or NaN is found in the columns.
     if (args.rowwise.is_present()) quantize_rows<Way::kQuick>(args, tile, values);
     __syncthreads();
     if (i + 1 < end) fetch(i + 1);

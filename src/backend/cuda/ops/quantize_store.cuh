@@ -1,5 +1,5 @@
-// What quantize's kernel writes: the elements of a tile's rows as codes or as
-// values, in the way that their blocks allow.
+// What quantize's kernel writes: the elements of a tile's rows as codes or as values, in the way
+// that their blocks allow.
 #pragma once
 
 #include <cuda_bf16.h>
