@@ -24,6 +24,7 @@ constexpr int kBlocks = kScales ? 4 : 5;
 constexpr uint32_t kRun = kRunRows, kRows = kBlockRows;
 // Blocks of rows of a block of threads, at most.
 constexpr uint32_t kMostBlocks = 8;
+constexpr int64_t kNoRow = -16;  // an offset at which vectors begin
 
 template <class T>
 struct Operands {
@@ -41,7 +42,7 @@ struct Operands {
 // What a block of threads knows of its rows.
 struct Rows {
   RowBlock blocks[kMostBlocks];
-  int64_t offsets[kMostBlocks][kRows];  // in grad_y, of their first elements; -1: none
+  int64_t offsets[kMostBlocks][kRows];  // in grad_y, of their first elements, or kNoRow
   float scales[kMostBlocks][kRows];
 };
 
@@ -65,7 +66,7 @@ __device__ void load_rows(const Operands<T>& args, int64_t first_index, uint32_t
       source = checked_index(args.row_idx, row, args.row_idx.at(row), args.num_source_rows,
                              Dropping::kForbidden, reporter);
     }
-    rows.offsets[b][r] = source < 0 ? -1 : source * args.grad_y.stride;
+    rows.offsets[b][r] = source < 0 ? kNoRow : source * args.grad_y.stride;
     rows.scales[b][r] = exists && args.scale != nullptr ? args.scale[row] : 1.0F;
   }
   __syncthreads();
