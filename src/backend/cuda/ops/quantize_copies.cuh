@@ -86,8 +86,27 @@ class FoldedBlock {
   bool is_nonzero_;
 };
 
+// A lane's own scale of a copy, given to `store`; what its elements are multiplied by. `amax` is
+// that of the scale's block or, of MXFP8 that is folded, of the lane's part, and those of the
+// others lie kLanes, 2 kLanes ... below kEnd lanes away.
+template <int kScaling, int kLanes, int kEnd, class Source, class Store>
+__device__ inline MultiplierOf<kScaling> own_scale(const QuantizeTiles<Source>& args,
+                                                   const CopyTarget& to, float amax,
+                                                   Store&& store) {
+  if constexpr (Scales<kScaling>::kIsFolded) {
+    const FoldedBlock block(amax, to.is_e5m2);
+    const uint32_t folded = block.template folded<kLanes, kEnd>();
+    store(FoldedBlock::scale(folded));
+    return block.multiplier(folded, to.is_e5m2);
+  } else {
+    const auto scale = Scales<kScaling>::of(amax, to.is_e5m2, args.is_fractional());
+    store(scale.scale);
+    return scale.multiplier;
+  }
+}
+
 // The scale of a lane's row where lanes have one of four each; what the row's elements are
-// multiplied by. `amax` is that of the row's block or, of MXFP8 that is folded, of the lane's part.
+// multiplied by.
 template <int kScaling, class Source>
 __device__ inline MultiplierOf<kScaling> own_row_scale(const QuantizeTiles<Source>& args,
                                                        const TilePart<kScaling>& tile, float amax) {
@@ -99,16 +118,7 @@ __device__ inline MultiplierOf<kScaling> own_row_scale(const QuantizeTiles<Sourc
   const auto store = [&](float scale) {
     if (lane < min(rows, 4)) row_scales<kScaling>(to, tile)[lane * to.scale_stride] = scale;
   };
-  if constexpr (Scales<kScaling>::kIsFolded) {
-    const FoldedBlock block(amax, to.is_e5m2);
-    const uint32_t folded = block.template folded<Shape::kBlockLanes, Shape::kLanes>();
-    store(FoldedBlock::scale(folded));
-    return block.multiplier(folded, to.is_e5m2);
-  } else {
-    const auto scale = Scales<kScaling>::of(amax, to.is_e5m2, args.is_fractional());
-    store(scale.scale);
-    return scale.multiplier;
-  }
+  return own_scale<kScaling, Shape::kBlockLanes, Shape::kLanes>(args, to, amax, store);
 }
 
 // The copy with scales along the rows, where each of the lanes that share one makes that of one of

@@ -1,4 +1,4 @@
-// The kernels of quantize and quantize_weight: a warp or a block per tile (quantize_tiles.cuh),
+// The kernel of quantize and quantize_weight: a warp or a block per tile (quantize_tiles.cuh),
 // which it reads once and writes as one copy or both (quantize_copies.cuh, and where columns lie
 // transposed quantize_transposed.cuh). Elements that are infinite or NaN are noted.
 #pragma once
@@ -257,26 +257,6 @@ __device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Re
   if (args.zeroes_tail) zero_tail(args, part(first));
 }
 
-template <int kScaling, class Source>
-__global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
-                                  kBlocksPerMultiprocessor<kScaling, Source>)
-    quantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
-                    const __grid_constant__ Reporter reporter,
-                    const __grid_constant__ NonFiniteReporter notes) {
-  using Shape = TileShape<kScaling>;
-  if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  if constexpr (kHasLongLines<kScaling>) {
-    quantize_span<kScaling>(args, reporter, notes);
-  } else {
-    const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
-    if (args.zeroes_tail) zero_tail(args, tile);
-    if (tile.is_empty) return;
-    Rows<kScaling, Source> values;
-    args.source.load(tile, reporter, values);
-    quantize_values(args, tile, values, reporter, notes);
-  }
-}
-
 // Whether a copy of such rows may lie transposed: that of no weight does.
 template <class Source>
 constexpr bool kMayTranspose = !requires(Source source) {
@@ -328,15 +308,27 @@ __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& ar
   if (args.zeroes_tail) zero_tail(args, part(first));
 }
 
-template <int kScaling, class Source>
+// kTransposes: the columnwise copy lies transposed.
+template <int kScaling, class Source, bool kTransposes>
 __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
                                   kBlocksPerMultiprocessor<kScaling, Source>)
-    quantize_transposing_kernel(const __grid_constant__ QuantizeTiles<Source> args,
-                                const __grid_constant__ Reporter reporter,
-                                const __grid_constant__ NonFiniteReporter notes) {
+    quantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
+                    const __grid_constant__ Reporter reporter,
+                    const __grid_constant__ NonFiniteReporter notes) {
   using Shape = TileShape<kScaling>;
   if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  quantize_span_transposing<kScaling>(args, reporter, notes);
+  if constexpr (kTransposes) {
+    quantize_span_transposing<kScaling>(args, reporter, notes);
+  } else if constexpr (kHasLongLines<kScaling>) {
+    quantize_span<kScaling>(args, reporter, notes);
+  } else {
+    const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
+    if (args.zeroes_tail) zero_tail(args, tile);
+    if (tile.is_empty) return;
+    Rows<kScaling, Source> values;
+    args.source.load(tile, reporter, values);
+    quantize_values(args, tile, values, reporter, notes);
+  }
 }
 
 inline CopyTarget copy_target(const moire_quantized& q) {
@@ -384,7 +376,7 @@ template <int kScaling, class Source>
 void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const TensorView& shape,
                      const NonFiniteReporter& notes) {
   using Tile = TileShape<kScaling>;
-  const auto kernel = quantize_kernel<kScaling, Source>;
+  const auto kernel = quantize_kernel<kScaling, Source, false>;
   args.capacity = shape.num_rows();
   if constexpr (!kHasLongLines<kScaling>) {
     launch_tiles<Tile>(launcher, kernel, args, notes);
@@ -392,7 +384,7 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
     constexpr int kMostTiles = 4, kBlocks = kBlocksPerMultiprocessor<kScaling, Source>;
     if constexpr (kMayTranspose<Source>) {
       constexpr size_t kBytes = 2 * sizeof(SharedTile<typename Source::Element>);
-      const auto transposing = quantize_transposing_kernel<kScaling, Source>;
+      const auto transposing = quantize_kernel<kScaling, Source, true>;
       if (args.columnwise.is_transposed) {
         return launch_spans<Tile>(launcher, transposing, args, {kMostTiles, kBlocks, kBytes},
                                   notes);

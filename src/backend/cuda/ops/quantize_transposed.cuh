@@ -71,16 +71,7 @@ __device__ inline MultiplierOf<kScaling> own_column_scale(const QuantizeTiles<So
     if (threadIdx.x % kWarp >= kEight || column >= args.source.columns) return;
     static_cast<float*>(to.scales)[part.index * to.scale_stride + column] = scale;
   };
-  if constexpr (Scales<kScaling>::kIsFolded) {
-    const FoldedBlock block(amax, to.is_e5m2);
-    const uint32_t folded = block.template folded<kEight, kWarp>();
-    store(FoldedBlock::scale(folded));
-    return block.multiplier(folded, to.is_e5m2);
-  } else {
-    const auto scale = Scales<kScaling>::of(amax, to.is_e5m2, args.is_fractional());
-    store(scale.scale);
-    return scale.multiplier;
-  }
+  return own_scale<kScaling, kEight, kWarp>(args, to, amax, store);
 }
 
 // Codes of eight columns, four rows of each in a word, where the transposed copy has them; those of
