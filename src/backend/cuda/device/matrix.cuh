@@ -23,7 +23,7 @@ T* vector_of(const TensorView& t) {
 
 template <class T>
 Matrix<T> matrix_of(const TensorView& t) {
-  return {vector_of<T>(t), t.stride()};
+  return {vector_of<T>(t), t.num_rows() <= 1 ? 0 : t.stride()};  // vectors begin at all rows
 }
 
 }  // namespace moire::cuda

@@ -41,7 +41,8 @@ struct ActivationRows {
   static constexpr bool kVectors = true;
   template <int kRows>
   using Rows = std::conditional_t<kRows == KeptEights::kRows, KeptEights, Eight<Element>[kRows]>;
-  static constexpr size_t kAskedBytes = 8 * kLongThreads * sizeof(uint4);
+  static constexpr int kPieces = Columns::kIsGated ? 2 : 1;  // of eight columns of F
+  static constexpr size_t kAskedBytes = 4 * kPieces * kLongThreads * sizeof(uint4);
   Gating<Columns> gating;
   int columns;
 
@@ -61,18 +62,19 @@ struct ActivationRows {
     const __nv_bfloat16* p = gating.z.row(tile.row(0));
 #pragma unroll
     for (int i = 0; i < TilePart<kScaling>::kRows; ++i, p += gating.z.stride) {
-      ptx::copy_async(&asked(2 * i), p + first, tile.has_row(i));
+      ptx::copy_async(&asked(kPieces * i), p + first, tile.has_row(i));
       if constexpr (Columns::kIsGated) {
-        ptx::copy_async(&asked(2 * i + 1), p + gating.columns.second(column), tile.has_row(i));
+        ptx::copy_async(&asked(kPieces * i + 1), p + gating.columns.second(column),
+                        tile.has_row(i));
       }
     }
   }
   template <int kScaling, class Values>
   __device__ void take(const TilePart<kScaling>& tile, Values& values) const {
     activate(tile, values, [&](int i, Packed8& gate, Packed8& up) {
-      const auto first = bits_as<Packed8>(asked(2 * i));
+      const auto first = bits_as<Packed8>(asked(kPieces * i));
       if constexpr (Columns::kIsGated) {
-        gating.columns.split(first, bits_as<Packed8>(asked(2 * i + 1)), gate, up);
+        gating.columns.split(first, bits_as<Packed8>(asked(kPieces * i + 1)), gate, up);
       } else {
         gating.columns.split(first, first, gate, up);
       }

@@ -46,12 +46,11 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
   using Shape = TileShape<kScaling>;
   const CopyTarget& to = args.rowwise;
   auto* const p = row_scales<kScaling>(to, tile);
-  const int rows = tile.template rows_of_lanes<Shape::kLanes>();
   const bool stores = threadIdx.x % Shape::kLanes == 0 && !to.is_values<kScaling>();
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const auto scale = Scales<kScaling>::of(amax[i], to.is_e5m2, args.is_fractional());
-    if (stores && i < rows) p[i * to.scale_stride] = scale.scale;
+    if (stores && tile.has_row(i)) p[i * to.scale_stride] = scale.scale;
     amax[i] = scale.multiplier;
   }
 }

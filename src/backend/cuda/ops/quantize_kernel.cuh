@@ -198,9 +198,11 @@ __device__ inline void sum_runs(const QuantizeTiles<Source>& args, const TilePar
   }
 }
 
-// Whether a thread asks for its part of a source's tile while the one before is quantised.
-template <class Source>
-constexpr bool kAsksAhead = Source::kAskedBytes != 0;
+// Whether a thread asks for its part of a source's tile while the one before is quantised: not
+// where MXFP8 is folded beside sums, whose registers would spill.
+template <int kScaling, class Source>
+constexpr bool kAsksAhead =
+    Source::kAskedBytes != 0 && !(kScaling == kFoldedMx && kIsSummed<Source>);
 
 // All that is to be done of a tile that is not empty, from its rows.
 template <int kScaling, class Source>
@@ -235,7 +237,7 @@ __device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Re
   const auto tiles_at = [&](uint32_t i) { return takes_pairs && i + 1 < end ? 2U : 1U; };
   const auto part_at = [&](uint32_t i) { return part(i, tiles_at(i) == 2); };
   const auto ask = [&](uint32_t i) {
-    if constexpr (kAsksAhead<Source>) {
+    if constexpr (kAsksAhead<kScaling, Source>) {
       if (i < end) args.source.ask(part_at(i), reporter);
       __pipeline_commit();
     }
@@ -245,7 +247,7 @@ __device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Re
     next = i + tiles_at(i);
     const TilePart<kScaling> tile = part_at(i);
     Rows<kScaling, Source> values;
-    if constexpr (kAsksAhead<Source>) {
+    if constexpr (kAsksAhead<kScaling, Source>) {
       __pipeline_wait_prior(0);
       args.source.take(tile, values);
       ask(next);
@@ -257,15 +259,19 @@ __device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Re
   if (args.zeroes_tail) zero_tail(args, part(first));
 }
 
+// Tiles of a source in shared memory: of FP32 some GPUs hold no second one.
+template <class Source>
+constexpr uint32_t kPlaces = sizeof(typename Source::Element) == sizeof(float) ? 1 : 2;
+
 // Whether a copy of such rows may lie transposed: that of no weight does.
 template <class Source>
 constexpr bool kMayTranspose = !requires(Source source) {
   source.matrices;
 };
 
-// The copies of a span's tiles, of which columns lie transposed. Tiles alternate between two places
-// in shared memory, so that a block meets once for each (twice where columns are summed, too); rows
-// that are read by vectors come meanwhile.
+// The copies of a span's tiles, of which columns lie transposed. Tiles alternate between places in
+// shared memory, so that a block meets once for each (twice where columns are summed, too, or there
+// is one place); rows that are read by vectors come meanwhile.
 template <int kScaling, class Source>
 __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& args,
                                                  const Reporter& reporter,
@@ -280,8 +286,9 @@ __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& ar
   if (rows.size() == 0) return zero_span(args, first, end, part);
   auto* const memory = dynamic_shared<SharedTile<typename Source::Element>>();
   const auto fetch = [&](uint32_t i) {
+    if (i == end) return;
     const TilePart<kScaling> tile = part(i);
-    auto& shared = memory[(i - first) % 2];
+    auto& shared = memory[(i - first) % kPlaces<Source>];
     args.source.fetch(
         tile, reporter, [&](int row) -> auto& { return shared.at(tile, row); });
     __pipeline_commit();
@@ -290,7 +297,7 @@ __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& ar
 #pragma unroll 1
   for (uint32_t i = first; i < end; ++i) {
     const TilePart<kScaling> tile = part(i), columns = part_of_columns(tile, args.source.columns);
-    auto& shared = memory[(i - first) % 2];
+    auto& shared = memory[(i - first) % kPlaces<Source>];
     Rows<kScaling, Source> values;
     __pipeline_wait_prior(0);  // for this thread's part
     shared.get(tile, values);
@@ -298,9 +305,13 @@ __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& ar
     // What is infinite or NaN is found in the columns.
     if (args.rowwise.is_present()) quantize_rows<Way::kQuick>(args, tile, values);
     __syncthreads();
-    if (i + 1 < end) fetch(i + 1);
+    if constexpr (kPlaces<Source> == 2) fetch(i + 1);
     if constexpr (kIsSummed<Source>) args.source.add_runs(tile);
     shared.get(columns, values);
+    if constexpr (kPlaces<Source> == 1) {
+      __syncthreads();  // all columns have been read
+      fetch(i + 1);
+    }
     const uint32_t met = quantize_transposed(args, columns, values);
     if (met == kIsOdd) note_first(args, columns, reporter, notes);
     if constexpr (kIsSummed<Source>) __syncthreads();  // runs have been read
@@ -383,14 +394,15 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
   } else {
     constexpr int kMostTiles = 4, kBlocks = kBlocksPerMultiprocessor<kScaling, Source>;
     if constexpr (kMayTranspose<Source>) {
-      constexpr size_t kBytes = 2 * sizeof(SharedTile<typename Source::Element>);
+      constexpr size_t kBytes = kPlaces<Source> * sizeof(SharedTile<typename Source::Element>);
       const auto transposing = quantize_kernel<kScaling, Source, true>;
       if (args.columnwise.is_transposed) {
         return launch_spans<Tile>(launcher, transposing, args, {kMostTiles, kBlocks, kBytes},
                                   notes);
       }
     }
-    launch_spans<Tile>(launcher, kernel, args, {kMostTiles, kBlocks, Source::kAskedBytes}, notes);
+    constexpr size_t kBytes = kAsksAhead<kScaling, Source> ? Source::kAskedBytes : 0;
+    launch_spans<Tile>(launcher, kernel, args, {kMostTiles, kBlocks, kBytes}, notes);
   }
 }
 
