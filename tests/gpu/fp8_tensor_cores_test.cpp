@@ -358,35 +358,45 @@ void fill_exactly(const TensorView& codes, const TensorView& scales, int64_t sal
   }
 }
 
+// Tiles of one step, of fewer than the ring has stages, of one whole round and of more.
+constexpr int64_t kDepths[] = {96, 290, 700, 1300};
+
+Batch many_tiles(int64_t rows_of_group) {
+  std::vector<int64_t> splits(40, rows_of_group);
+  splits[7] = splits[39] = 0;
+  return Batch(splits, 1000);
+}
+
 TEST_F(Fp8TensorCores, AreExactOnManyTiles) {
   Random random;
-  std::vector<int64_t> splits(40, 290);
-  splits[7] = splits[39] = 0;
-  const Batch batch(splits, 1000);
-  for (const int64_t n : {768, 512}) {
+  GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
+  o.extras = false;
+  for (const int64_t k : kDepths) {
     for (const bool transpose_b : {false, true}) {
-      GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
-      o.extras = false;
-      GemmCase c(random, batch, n, 144, transpose_b, o);
+      GemmCase c(random, many_tiles(290), k == 96 ? 768 : 512, k - k % 16, transpose_b, o);
       fill_exactly(c.args().a, c.args().a_scales, 1);
       fill_exactly(c.args().b.tensor, c.args().b_scales, 2);
       GemmCase exact = c;
       exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
       ASSERT_TRUE(succeeds(c.run(alone())));
       ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
-      EXPECT_TRUE(same_bits(c.d, exact.d)) << "n " << n << " transpose_b " << transpose_b;
+      EXPECT_TRUE(same_bits(c.d, exact.d)) << "k " << k << " transpose_b " << transpose_b;
     }
+    for (const int32_t beta : {0, 1}) {
+      o.output = DType::kFP32;
+      o.beta = beta;
+      WgradCase c(random, many_tiles(k), 256, 272, o);
+      fill_exactly(c.args().a, c.args().a_scales, 1);
+      fill_exactly(c.args().b, c.args().b_scales, 2);
+      WgradCase exact = c;
+      exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+      ASSERT_TRUE(succeeds(c.run(alone())));
+      ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
+      EXPECT_TRUE(same_bits(c.d, exact.d)) << o << " rows " << k;
+    }
+    o.output = DType::kBF16;
+    o.beta = 0;
   }
-  GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
-  o.output = DType::kFP32;
-  WgradCase c(random, batch, 256, 272, o);
-  fill_exactly(c.args().a, c.args().a_scales, 1);
-  fill_exactly(c.args().b, c.args().b_scales, 2);
-  WgradCase exact = c;
-  exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
-  ASSERT_TRUE(succeeds(c.run(alone())));
-  ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
-  EXPECT_TRUE(same_bits(c.d, exact.d));
 }
 
 void scale_square(const TensorView& scales, int64_t first_row, int64_t end_row,
@@ -409,46 +419,46 @@ void scale_columns(const TensorView& scales, int64_t first, int64_t end, float b
 TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
   constexpr float kTiny = 0x1p-100F, kSmall = 0x1p-40F, kLarge = 0x1p80F;
   Random random;
-  std::vector<int64_t> splits(40, 290);
-  splits[7] = splits[39] = 0;
-  const Batch batch(splits, 1000);
-  GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
-  o.extras = false;
-  GemmCase c(random, batch, 768, 144, false, o);
-  const TensorView rows(c.args().a_scales), tiles(c.args().b_scales);
-  fill_exactly(c.args().a, rows, 1);
-  fill_exactly(c.args().b.tensor, tiles, 2);
-  for (int64_t row = 0; row < batch.rows(); ++row) {
-    const int64_t group = row / 290;  // but for the empty one
-    if (group % 4 == 1) scale_rows(rows, row, row + 1, kTiny);
-    if (group % 4 == 3) scale_rows(rows, row, row + 1, kLarge);
-  }
-  const int64_t tiles_of_group = tiles.num_rows() / batch.num_groups();
-  for (int64_t group = 0; group < batch.num_groups(); group += 3) {
-    scale_rows(tiles, group * tiles_of_group, (group + 1) * tiles_of_group, kSmall);
-  }
-  GemmCase exact = c;
-  exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
-  ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
-  ASSERT_TRUE(succeeds(c.run(alone())));
-  EXPECT_TRUE(same_bits(c.d, exact.d));
+  for (const int64_t k : kDepths) {
+    const Batch batch = many_tiles(290);
+    GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
+    o.extras = false;
+    GemmCase c(random, batch, 768, k - k % 16, false, o);
+    const TensorView rows(c.args().a_scales), tiles(c.args().b_scales);
+    fill_exactly(c.args().a, rows, 1);
+    fill_exactly(c.args().b.tensor, tiles, 2);
+    for (int64_t row = 0; row < batch.rows(); ++row) {
+      const int64_t group = row / 290;  // but for the empty one
+      if (group % 4 == 1) scale_rows(rows, row, row + 1, kTiny);
+      if (group % 4 == 3) scale_rows(rows, row, row + 1, kLarge);
+    }
+    const int64_t tiles_of_group = tiles.num_rows() / batch.num_groups();
+    for (int64_t group = 0; group < batch.num_groups(); group += 3) {
+      scale_rows(tiles, group * tiles_of_group, (group + 1) * tiles_of_group, kSmall);
+    }
+    GemmCase exact = c;
+    exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+    ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
+    ASSERT_TRUE(succeeds(c.run(alone())));
+    EXPECT_TRUE(same_bits(c.d, exact.d)) << "k " << k;
 
-  for (const DType output : {DType::kFP32, DType::kBF16}) {
-    for (const int32_t beta : {0, 1}) {
-      o.output = output;
-      o.beta = beta;
-      WgradCase w(random, batch, 512, 640, o);
-      const TensorView of_a(w.args().a_scales), of_b(w.args().b_scales);
-      fill_exactly(w.args().a, of_a, 1);
-      fill_exactly(w.args().b, of_b, 2);
-      scale_columns(of_a, 200, 210, kTiny);
-      scale_columns(of_b, 0, 100, kSmall);
-      scale_columns(of_b, 500, 600, kLarge);
-      WgradCase want = w;
-      want.options.accumulation = MOIRE_ACCUMULATE_EXACT;
-      ASSERT_TRUE(succeeds(want.run(Context::create().value())));
-      ASSERT_TRUE(succeeds(w.run(alone())));
-      EXPECT_TRUE(same_bits(w.d, want.d)) << o;
+    for (const DType output : {DType::kFP32, DType::kBF16}) {
+      for (const int32_t beta : {0, 1}) {
+        o.output = output;
+        o.beta = beta;
+        WgradCase w(random, many_tiles(k), 512, 640, o);
+        const TensorView of_a(w.args().a_scales), of_b(w.args().b_scales);
+        fill_exactly(w.args().a, of_a, 1);
+        fill_exactly(w.args().b, of_b, 2);
+        scale_columns(of_a, 200, 210, kTiny);
+        scale_columns(of_b, 0, 100, kSmall);
+        scale_columns(of_b, 500, 600, kLarge);
+        WgradCase want = w;
+        want.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+        ASSERT_TRUE(succeeds(want.run(Context::create().value())));
+        ASSERT_TRUE(succeeds(w.run(alone())));
+        EXPECT_TRUE(same_bits(w.d, want.d)) << o << " rows " << k;
+      }
     }
   }
 }

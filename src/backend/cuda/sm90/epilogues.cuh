@@ -62,6 +62,19 @@ struct Store {
   __device__ void finish(const Part&, int) const {}
 };
 
+// The same where each piece has a buffer of its own.
+struct StoreStaged : Store {
+  template <class Buffers, int kSums>
+  __device__ void stage(Buffers& buffers, const Part&, int i, float (&sums)[kSums]) const {
+    write_sums<false>(buffers.at(i), &sums[kPanel / 2 * i]);
+  }
+  template <class Buffers>
+  __device__ void store(const Buffers& buffers, Part p, int i) const {
+    p.buffer = buffers.at(i);
+    Store::store(buffers, p, i);
+  }
+};
+
 // z = round(sum + bias), act = round(glu(z) * prob): the tile's first half holds gate, its second
 // up of the same columns. Pieces of kColumns of either: 64, or 32 where 64 does not divide the
 // half.

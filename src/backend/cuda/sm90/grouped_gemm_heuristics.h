@@ -47,9 +47,8 @@ struct WideLoadingEpilogueTile : Policy<ping_pong(192, 4)> {};
 struct ScaledWideTile
     : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 3, .element_bytes = 1}> {};
 
-// Weight gradients of FP8: every row of both operands has its scale. A third staging buffer gains
-// more than a fourth stage where they are in FP32, for old values come to it while products are
-// under way.
+// Weight gradients of FP8: every row of both operands has its scale. Staging buffers gain more than
+// a fourth stage where they are in FP32, for old values come to them while products are under way.
 constexpr Shape scaled_wgrad(int stages, int buffers) {
   return {.tile_m = 192,
           .tile_n = 128,
@@ -60,7 +59,7 @@ constexpr Shape scaled_wgrad(int stages, int buffers) {
           .scales_every_column = true};
 }
 struct ScaledBf16WgradTile : Policy<scaled_wgrad(4, 2)> {};
-struct ScaledFp32WgradTile : Policy<scaled_wgrad(3, 3)> {};
+struct ScaledFp32WgradTile : Policy<scaled_wgrad(3, 4)> {};
 
 // Products whose weights are decoded on their way to registers (decoding_main_loop.cuh). Of three
 // warpgroups two multiply while one decodes; where k lies last a lane gathers its codes two by two,

@@ -196,28 +196,51 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     // Before the sums take their registers.
     if (ScheduleOf<P>::kLoadStep == 0 && tile.num_k > 0) pieces.start();
     Sums<P> sums = {};
-    bool stores = true;
-    if constexpr (P::kIsScaled) {
-      const auto scales = operands.template scales<P>(tile, first_m);
-      stores = multiply_scaled_tile<Operands>(s, first_block, ring, tile, scales, sums[0], pieces);
-    } else if (has_second) {
+    if (has_second) {
       multiply_tile<P::kRowBlocks, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
     } else {
       multiply_tile<1, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
     }
     pieces.prepare(first_m, sums[0]);
     if (has_second) pieces.prepare(first_m + 64, sums[P::kRowBlocks - 1]);
-    if constexpr (P::kIsScaled) {
-      pieces.take(sums[0], stores);
-    } else {
-      pieces.take(sums[0]);
-    }
+    pieces.take(sums[0]);
     if (has_second) {
       pieces.expect(tile, first_m + 64);
       if (tile.num_k > 0) pieces.start();
       pieces.take(sums[P::kRowBlocks - 1]);
     }
   }
+  pieces.end();
+}
+
+// The same of operands with scales: what a tile's pieces leave is sent off in the next one's first
+// step.
+template <class P, class Operands, class Epilogue>
+__device__ void consume_scaled(SharedMemory<P>& s, const Operands& operands,
+                               const Epilogue& epilogue) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+  const int consumer = __shfl_sync(~0u, warp / P::kWarpsOfConsumer, 0);  // known to be uniform
+  Ring<P::kNumTiles> tiles;
+  StagesOf<P> ring;
+  SideBySide<P> schedule(s, consumer);
+  SentLater<P, Epilogue> pieces(epilogue, {s.buffers[warp], s.buffer_full[warp], consumer, 0});
+  const auto send = [&] { pieces.send([&](const WorkTile& tile) { return is_stored(s, tile); }); };
+  for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
+    if (operands.rows_of_output(tile) - tile.first_m <= consumer * 64) {
+      send();
+      schedule.follow(ring, tile.num_k);
+      continue;
+    }
+    const int32_t first_m = tile.first_m + 16 * warp;
+    float sums[P::kTileN / 2];
+    const auto scales = operands.template scales<P>(tile, first_m);
+    multiply_scaled_tile<Operands>(s, consumer, ring, tile, scales, sums, pieces, [&] {
+      send();
+      pieces.expect(tile, first_m);
+    });
+    pieces.take(sums);
+  }
+  send();
   pieces.end();
 }
 
@@ -253,7 +276,9 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= 4) {
     ptx::setmaxnreg_inc<P::kConsumerRegisters>();
-    if constexpr (P::kShape.decodes_weights) {
+    if constexpr (P::kIsScaled) {
+      consume_scaled<P>(s, p.operands, p.epilogue);
+    } else if constexpr (P::kShape.decodes_weights) {
       consume_decoding<P>(s, p.operands, p.epilogue);
     } else {
       consume<P>(s, p.operands, p.epilogue);

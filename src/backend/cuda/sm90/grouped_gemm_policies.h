@@ -67,7 +67,7 @@ struct Policy {
   // Of a work tile: lanes or, without scales, warps (next_tile).
   static constexpr int kTakersOfTile = (kConsumerWarps + kExaminers) * (kIsScaled ? 32 : 1);
   // Of whose scales a block keeps what was found (careful_tiles.cuh).
-  static constexpr int kExaminedTiles = kIsScaled ? kNumTiles + 1 : 0;
+  static constexpr int kExaminedTiles = kIsScaled ? kNumTiles + 2 : 0;
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;

@@ -20,7 +20,8 @@
 //   finish(part, i)                   what a piece leaves in registers
 // A driver says when. AtOnce: behind the tile's products; under ping-pong, while the other
 // warpgroup multiplies. LeftOver: sums are staged behind the products, and the rest is done slice
-// by slice in the next main loop, while that one's products are under way.
+// by slice in the next main loop, while that one's products are under way. SentLater: sums are
+// staged behind the products, and sent off in the next main loop's first step.
 // An epilogue that loads names its buffers, and a driver sees to it that they are free; one that
 // does not acquires them in turn when it stages.
 #pragma once
@@ -32,18 +33,40 @@
 
 namespace moire::cuda::sm90 {
 
-// All pieces of the rows into buffers, which are sent off as they are.
+// All pieces of the rows into buffers.
 template <class P, class Epilogue, int kSums>
-__device__ void stage_all(const Epilogue& epilogue, StagingBuffers<P>& buffers,
-                          const typename Epilogue::Part& part, float (&sums)[kSums]) {
+__device__ void stage_pieces(const Epilogue& epilogue, StagingBuffers<P>& buffers,
+                             const typename Epilogue::Part& part, float (&sums)[kSums]) {
   buffers.template wait_stored<0>();
   const int num_pieces = epilogue.template num_pieces<P>(part);
 #pragma unroll
   for (int i = 0; i < Epilogue::template kPieces<P>; ++i) {
     if (i < num_pieces) epilogue.stage(buffers, part, i, sums);
   }
+}
+// And off as they are.
+template <class P, class Epilogue, int kSums>
+__device__ void stage_all(const Epilogue& epilogue, StagingBuffers<P>& buffers,
+                          const typename Epilogue::Part& part, float (&sums)[kSums]) {
+  stage_pieces(epilogue, buffers, part, sums);
   buffers.release([&] {
-    for (int i = 0; i < num_pieces; ++i) epilogue.store_staged(buffers, part, i);
+    for (int i = 0; i < epilogue.template num_pieces<P>(part); ++i) {
+      epilogue.store_staged(buffers, part, i);
+    }
+  });
+}
+// Asks for what the first pieces of the rows read, as many as are loaded ahead.
+template <class P, class Epilogue>
+__device__ void load_first(const Epilogue& epilogue, const StagingBuffers<P>& buffers,
+                           const typename Epilogue::Part& part) {
+  constexpr int kPieces = Epilogue::template kPieces<P>, kAhead = Epilogue::template kAhead<P>;
+  if (!epilogue.template loads<P>(part, 0)) return;
+  buffers.by_leader([&] {
+    ptx::bulk_wait_group_read<0>();
+#pragma unroll
+    for (int i = 0; i < min(kAhead, kPieces); ++i) {
+      if (i < epilogue.template num_pieces<P>(part)) epilogue.load(buffers, part, i);
+    }
   });
 }
 
@@ -62,15 +85,7 @@ class AtOnce {
   // Early in their main loop: the loads of the first pieces.
   __device__ void start() {
     if constexpr (Epilogue::kLoads) {
-      const auto part = epilogue_.part(tile_, first_m_);
-      if (!epilogue_.template loads<P>(part, 0)) return;
-      buffers_.by_leader([&] {
-        ptx::bulk_wait_group_read<0>();
-#pragma unroll
-        for (int i = 0; i < min(kAhead, kPieces); ++i) {
-          if (i < epilogue_.template num_pieces<P>(part)) epilogue_.load(buffers_, part, i);
-        }
-      });
+      load_first(epilogue_, buffers_, epilogue_.part(tile_, first_m_));
     }
   }
   // In every step of a main loop, while its products are under way.
@@ -82,9 +97,9 @@ class AtOnce {
   __device__ void prepare(int32_t first_m, float (&sums)[kSums]) const {
     epilogue_.prepare(epilogue_.part(tile_, first_m), sums);
   }
-  // Those of the rows that were expected; unless they are not stored, it does all but that.
+  // Those of the rows that were expected.
   template <int kSums>
-  __device__ void take(float (&sums)[kSums], bool stores = true) {
+  __device__ void take(float (&sums)[kSums]) {
     auto part = epilogue_.part(tile_, first_m_);
     if (!epilogue_.writes(part)) return;
     if constexpr (Epilogue::kStagesAll) stage_all(epilogue_, buffers_, part, sums);
@@ -94,9 +109,7 @@ class AtOnce {
       if constexpr (Epilogue::kLoads) wait_free(part, i);
       if constexpr (!Epilogue::kStagesAll) epilogue_.stage(buffers_, part, i, sums);
       if constexpr (Epilogue::kNumSlices > 0) compute(part, i);
-      buffers_.release([&] {
-        if (stores) epilogue_.store(buffers_, part, i);
-      });
+      buffers_.release([&] { epilogue_.store(buffers_, part, i); });
       if constexpr (Epilogue::kReadsBack) {
         epilogue_.read_back(buffers_, part, i);
         buffers_.join();  // the leader loads nothing into buffers that others still read
@@ -211,6 +224,57 @@ class LeftOver {
   int32_t first_m_;
   int next_ = 0, end_ = 0;  // slices of `left_`
   typename Epilogue::Part left_;
+};
+
+// There is a buffer for every piece.
+template <class P, class Epilogue>
+class SentLater {
+ public:
+  using Buffers = StagingBuffers<P>;
+  __device__ SentLater(const Epilogue& epilogue, const Buffers& buffers)
+      : epilogue_(epilogue), buffers_(buffers) {}
+
+  // Of what the tile before left nothing is staged any more.
+  __device__ void expect(const WorkTile& tile, int32_t first_m) {
+    tile_ = tile;
+    first_m_ = first_m;
+  }
+  __device__ void start() {
+    if constexpr (Epilogue::kLoads) {
+      load_first(epilogue_, buffers_, epilogue_.part(tile_, first_m_));
+    }
+  }
+  template <int kSums>
+  __device__ void take(float (&sums)[kSums]) {
+    auto part = epilogue_.part(tile_, first_m_);
+    if (!epilogue_.writes(part)) return;
+    epilogue_.prepare(part, sums);
+    stage_pieces(epilogue_, buffers_, part, sums);
+    is_staged_ = true;
+  }
+  // Sends off what is staged, unless its tile is not to be stored, which `stores` says.
+  template <class F>
+  __device__ void send(F&& stores) {
+    if (!is_staged_) return;
+    is_staged_ = false;
+    const auto part = epilogue_.part(tile_, first_m_);
+    const bool is_stored = stores(tile_);
+    buffers_.release([&] {
+      if (!is_stored) return;
+#pragma unroll
+      for (int i = 0; i < Epilogue::template kPieces<P>; ++i) {
+        if (i < epilogue_.template num_pieces<P>(part)) epilogue_.store(buffers_, part, i);
+      }
+    });
+  }
+  __device__ void end() { buffers_.finish(); }
+
+ private:
+  const Epilogue& epilogue_;
+  Buffers buffers_;
+  WorkTile tile_;
+  int32_t first_m_;
+  bool is_staged_ = false;
 };
 
 template <class P, class Epilogue>

@@ -63,7 +63,7 @@ struct Call : PlannedCall<GroupedGemmArgs> {
   template <class P, bool kIsE5M2>
   void launch_policy(Launcher& launcher) const {
     TensorMaps maps(launcher);
-    const auto store = store_of<P, Store>(maps, args);
+    const auto store = store_of<P, StoreStaged>(maps, args);
     const TensorView& b_scales = b_.scales();
     const auto stride = static_cast<int32_t>(b_scales.stride());
     const auto tiles = static_cast<int32_t>(b_scales.shape[1]);

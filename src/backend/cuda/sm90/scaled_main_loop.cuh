@@ -78,23 +78,25 @@ struct ScaleFactors {
 // which alone has the code for it; in shorter tiles the last.
 template <class P>
 __device__ int load_step(int num_k) {
-  constexpr int kRound = P::kNumStages;
-  return num_k > kRound ? kRound : num_k == kRound ? 0 : num_k - 1;
+  return min(num_k - 1, P::kNumStages);
 }
 
-// A stage of the ring that is known when the kernel is compiled, in a whole round or the last one.
-template <int kStage, bool kIsInRound>
-struct StageOfRing {
+// Where in a tile a step is, of a stage that is known when the kernel is compiled.
+enum class Place { kFirst, kInRound, kInLastRound };
+template <int kStage, Place kPlace>
+struct StepOfTile {
   static constexpr int kIndex = kStage;
-  static constexpr bool kMayLoad = kStage == 0 || !kIsInRound;
+  static constexpr bool kIsFirst = kPlace == Place::kFirst;
+  static constexpr bool kMayLoad = kStage == 0 || kPlace != Place::kInRound;
 };
-// Calls step for the steps from k on, from stage kStage on, as far as they are below end.
-template <bool kIsInRound, int kNumStages, int kStage = 0, class Step>
+// Calls step for the steps from k on, of stage 1, and on through the ring, as far as they are below
+// end; kCount at most.
+template <Place kPlace, int kNumStages, int kCount, int kDone = 0, class Step>
 __device__ void run_stages(int k, int end, Step&& step) {
-  if constexpr (kStage < kNumStages) {
-    if (k + kStage >= end) return;
-    step(StageOfRing<kStage, kIsInRound>(), k + kStage);
-    run_stages<kIsInRound, kNumStages, kStage + 1>(k, end, step);
+  if constexpr (kDone < kCount) {
+    if (k + kDone >= end) return;
+    step(StepOfTile<(1 + kDone) % kNumStages, kPlace>(), k + kDone);
+    run_stages<kPlace, kNumStages, kCount, kDone + 1>(k, end, step);
   }
 }
 
@@ -103,34 +105,43 @@ __device__ void run_stages(int k, int end, Step&& step) {
 // What a warp does between its last product of a step and its first of the next costs the tensor
 // cores' time: so the loop is unrolled over the ring, whose places are then constants, and left
 // between rounds alone, so that a step's additions and what the next begins with mix; the next
-// stage is asked for ahead of the additions; and scales are read while products are under way.
-template <class Operands, class P, class Scales, class Pieces>
+// stage is asked for ahead of the additions; and scales are read while products are under way. So
+// is what the last tile left sent off, by `begin`: in the first step, which is outside of the
+// rounds, no sums take registers yet.
+template <class Operands, class P, class Scales, class Pieces, class Begin>
 __device__ void add_stages(SharedMemory<P>& s, const CodesInRing<P>& codes, StagesOf<P>& ring,
-                           int num_k, Scales& scales, float (&sums)[P::kTileN / 2],
-                           Pieces& pieces) {
+                           int num_k, Scales& scales, float (&sums)[P::kTileN / 2], Pieces& pieces,
+                           Begin&& begin) {
   constexpr int kStages = P::kNumStages;
   const int when_to_load = load_step<P>(num_k);
   bool is_full = false;
   const auto step = [&](auto stage, int k) {
     constexpr int kStage = decltype(stage)::kIndex, kNext = (kStage + 1) % kStages;
+    constexpr bool kIsFirst = decltype(stage)::kIsFirst;
     float products[P::kTileN / 2];
     if (!is_full) [[unlikely]]
       ptx::mbarrier_wait_parity(&s.full[kStage], ring.phase(kStage));
-    if (decltype(stage)::kMayLoad && k == when_to_load) pieces.start();
     multiply_codes<Operands>(products, codes, kStage);
+    if constexpr (kIsFirst) begin();
+    if (decltype(stage)::kMayLoad && k == when_to_load) pieces.start();
     scales.prepare(s.scales[kStage], kStage, k);
     ptx::wgmma_wait_group<0>();
     ptx::keep_behind(products);
     if (!Scales::kAreReadLate) give_back(s, kStage);
     ring.pass(kStage);
     is_full = ptx::mbarrier_test_wait_parity(&s.full[kNext], ring.phase(kNext));
-    scales.add(s.scales[kStage], products, sums);
+    scales.template add<kIsFirst>(s.scales[kStage], products, sums);
     if (Scales::kAreReadLate) give_back(s, kStage);
   };
-  int k = 0;
+  step(StepOfTile<0, Place::kFirst>(), 0);
+  int k = 1;
 #pragma unroll 1
-  for (; k + kStages <= num_k; k += kStages) run_stages<true, kStages>(k, k + kStages, step);
-  run_stages<false, kStages - 1>(k, num_k, step);
+  for (; k + kStages <= num_k; k += kStages) {
+    // Weight gradients spill where steps of a round may mix: they ask before each.
+    const int end = P::kShape.scales_every_column ? num_k : k + kStages;
+    run_stages<Place::kInRound, kStages, kStages>(k, end, step);
+  }
+  run_stages<Place::kInLastRound, kStages, kStages - 1>(k, num_k, step);
 }
 
 // The same whatever the scales are.
@@ -138,6 +149,8 @@ template <class Operands, class P, class Scales, class Pieces>
 __device__ void add_stages_with_care(SharedMemory<P>& s, const CodesInRing<P>& codes,
                                      StagesOf<P>& ring, int num_k, Scales& scales,
                                      float (&sums)[P::kTileN / 2], Pieces& pieces) {
+#pragma unroll
+  for (float& sum : sums) sum = 0;
 #pragma unroll 1
   for (int k = 0; k < num_k; ++k, ring.advance()) {
     float products[P::kTileN / 2];
@@ -153,18 +166,18 @@ __device__ void add_stages_with_care(SharedMemory<P>& s, const CodesInRing<P>& c
   ring.end_tile();
 }
 
-// All stages of a tile, as multiply_tile. Returns whether the sums are to be stored.
-template <class Operands, class P, class Scales, class Pieces>
-__device__ bool multiply_scaled_tile(SharedMemory<P>& s, int first_block, StagesOf<P>& ring,
+// All stages of a tile, as multiply_tile; `begin` is called ahead of all else that concerns its
+// pieces.
+template <class Operands, class P, class Scales, class Pieces, class Begin>
+__device__ void multiply_scaled_tile(SharedMemory<P>& s, int first_block, StagesOf<P>& ring,
                                      const WorkTile& tile, Scales scales,
-                                     float (&sums)[P::kTileN / 2], Pieces& pieces) {
+                                     float (&sums)[P::kTileN / 2], Pieces& pieces, Begin&& begin) {
   const CodesInRing<P> codes(s, first_block);
-  if (tile.care != Care::kNone) [[unlikely]] {
-    add_stages_with_care<Operands>(s, codes, ring, tile.num_k, scales, sums, pieces);
-    return tile.care == Care::kFull;
+  if (tile.care != Care::kNone || tile.num_k == 0) [[unlikely]] {
+    begin();
+    return add_stages_with_care<Operands>(s, codes, ring, tile.num_k, scales, sums, pieces);
   }
-  add_stages<Operands>(s, codes, ring, tile.num_k, scales, sums, pieces);
-  return were_moderate(s, tile);
+  add_stages<Operands>(s, codes, ring, tile.num_k, scales, sums, pieces, begin);
 }
 
 // The examiner: looks at the scales of all stages, and gives them back like a consumer.

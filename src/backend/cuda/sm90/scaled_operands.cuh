@@ -82,12 +82,13 @@ class RowAndTileScales {
     }
     ask(k + 1);
   }
-  // sums += products * scales, of that step.
+  // sums += products * scales, of that step; in a tile's first one there are no sums before.
+  template <bool kIsFirst>
   __device__ void add(const StageScales<P::kScales>&, const float (&products)[P::kTileN / 2],
                       float (&sums)[P::kTileN / 2]) const {
 #pragma unroll
     for (int i = 0; i < P::kTileN / 2; ++i) {
-      sums[i] = fmaf(products[i], both_[i / 2 % 2][i / 32], sums[i]);
+      sums[i] = fmaf(products[i], both_[i / 2 % 2][i / 32], kIsFirst ? 0.0f : sums[i]);
     }
   }
   __device__ void add_with_care(const StageScales<P::kScales>&,
@@ -193,10 +194,11 @@ class RowAndColumnScales {
     rows_[1] = scales.values[row_ + 8];
     ptx::keep_behind(rows_);
   }
+  template <bool kIsFirst>
   __device__ void add(const StageScales<P::kScales>& scales, const float (&products)[P::kTileN / 2],
                       float (&sums)[P::kTileN / 2]) const {
     each_product(scales, [&](int i, float row, float column) {
-      sums[i] = fmaf(products[i], row * column, sums[i]);
+      sums[i] = fmaf(products[i], row * column, kIsFirst ? 0.0f : sums[i]);
     });
   }
   __device__ void add_with_care(const StageScales<P::kScales>& scales,

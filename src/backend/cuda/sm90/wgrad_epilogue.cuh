@@ -67,8 +67,9 @@ struct Accumulate {
   static constexpr int kColumns = Chunk<T>::kColumns;
   template <class P>
   static constexpr int kPieces = P::kTileN / kColumns;
+  // Of FP8 products three at most: a fourth that is loaded, too, is slower than the L2.
   template <class P>
-  static constexpr int kAhead = P::kNumBuffers;
+  static constexpr int kAhead = P::kIsScaled&& P::kNumBuffers > 3 ? 3 : P::kNumBuffers;
   // Whether pieces past the first kAhead are added by the L2, and not loaded.
   static constexpr bool kAddsRestInL2 = std::is_same_v<T, float>;
 
