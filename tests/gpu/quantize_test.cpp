@@ -412,6 +412,31 @@ TEST_P(SumsABias, InTheReadOfItsTiles) {
   }
 }
 
+// A row that is alone is read by vectors whatever the stride, and nothing at its other multiples.
+TEST_F(GpuQuantize, OneRowOfAnyStrideHasTheBytesOfTheCpu) {
+  Random random;
+  const Batch batch({1});
+  const Groups& groups = batch.groups();
+  constexpr int64_t kK = 520;
+  for (const DType dtype : {DType::kBF16, DType::kFP32}) {
+    QuantizeCall call(dtype, DType::kE4M3, MOIRE_SCALING_FP8_BLOCK, groups, kK);
+    call.source.randomize(random);
+    const TestTensor want(DType::kE4M3, {kK, transposed_rows(groups.capacity, 1)});
+    const TestTensor found(DType::kE4M3, {kK, transposed_rows(groups.capacity, 1)});
+    const TestTensor sums(DType::kFP32, {1, kK});
+    QuantizeArgs args = call.args;
+    args.columnwise = Quantized(want, call.columnwise.scales);
+    args.grad_bias = sums;
+    ASSERT_TRUE(succeeds(run(Tested::alone(context()), args)));
+    args.source.row_stride = kK + 1;
+    args.columnwise = Quantized(found, call.columnwise.scales);
+    ASSERT_TRUE(succeeds(run(Tested::alone(context()), args)));
+    EXPECT_TRUE(same_bits(found, want));
+    call.args.source.row_stride = kK + 1;
+    ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, groups));
+  }
+}
+
 // Enough row blocks for spans of four tiles, two short ones at once among them, and for the single
 // tiles that come last.
 TEST_F(GpuQuantize, SpansOfTilesHaveTheBytesOfTheCpu) {
