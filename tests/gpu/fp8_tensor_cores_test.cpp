@@ -372,8 +372,9 @@ TEST_F(Fp8TensorCores, AreExactOnManyTiles) {
   GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
   o.extras = false;
   for (const int64_t k : kDepths) {
+    const Batch batch = many_tiles(290), deep = many_tiles(k);
     for (const bool transpose_b : {false, true}) {
-      GemmCase c(random, many_tiles(290), k == 96 ? 768 : 512, k - k % 16, transpose_b, o);
+      GemmCase c(random, batch, k == 96 ? 768 : 512, k - k % 16, transpose_b, o);
       fill_exactly(c.args().a, c.args().a_scales, 1);
       fill_exactly(c.args().b.tensor, c.args().b_scales, 2);
       GemmCase exact = c;
@@ -385,7 +386,7 @@ TEST_F(Fp8TensorCores, AreExactOnManyTiles) {
     for (const int32_t beta : {0, 1}) {
       o.output = DType::kFP32;
       o.beta = beta;
-      WgradCase c(random, many_tiles(k), 256, 272, o);
+      WgradCase c(random, deep, 256, 272, o);
       fill_exactly(c.args().a, c.args().a_scales, 1);
       fill_exactly(c.args().b, c.args().b_scales, 2);
       WgradCase exact = c;
@@ -420,7 +421,7 @@ TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
   constexpr float kTiny = 0x1p-100F, kSmall = 0x1p-40F, kLarge = 0x1p80F;
   Random random;
   for (const int64_t k : kDepths) {
-    const Batch batch = many_tiles(290);
+    const Batch batch = many_tiles(290), deep = many_tiles(k);
     GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
     o.extras = false;
     GemmCase c(random, batch, 768, k - k % 16, false, o);
@@ -446,7 +447,7 @@ TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
       for (const int32_t beta : {0, 1}) {
         o.output = output;
         o.beta = beta;
-        WgradCase w(random, many_tiles(k), 512, 640, o);
+        WgradCase w(random, deep, 512, 640, o);
         const TensorView of_a(w.args().a_scales), of_b(w.args().b_scales);
         fill_exactly(w.args().a, of_a, 1);
         fill_exactly(w.args().b, of_b, 2);
