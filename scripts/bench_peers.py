@@ -142,7 +142,7 @@ def timed(case, shape, bench, with_loop, tick):
     row["implementations"] = implementations(case.run["moire"])
     if not with_loop:
         case.run.pop("loop", None)
-    measured = bench.measure({n: (run, case.flop) for n, run in case.run.items()}, tick)
+    measured = bench.measure({n: (f, case.flop) for n, f in case.run.items()}, tick, case.dense)
     row["peers"] = {name: m.to_json() for name, m in measured.items()}
     for name, run in case.run.items():
         row["peers"][name]["host_us"] = host_microseconds(run)

@@ -17,6 +17,7 @@ class Case:
     limit: float = 2e-2  # of a relative difference (of norms), between two BF16 computations
     keeps: tuple = ()  # (peer, forward): count the bytes that it keeps for its backward
     operands: dict = field(default_factory=dict)  # for peers of others.py; "kind" says which
+    dense: torch.dtype = torch.bfloat16  # of the dense product that it is compared with
 
     def difference(self):
         """The largest relative difference (of norms) from what torch computes: moire's, that of

@@ -1,7 +1,8 @@
 """moire's FP8 tensor cores beside other libraries': two products of 8-bit operands, and the MLP
 with its backward in the recipe fp8_block, its weights' copies kept. Others need splits in multiples
 of 128 (--multiple 128). torch, which has no such blocks for ragged rows, computes in BF16: the
-products of what the codes decode to, and the MLP of what was not quantised.
+products of what the codes decode to, and the MLP of what was not quantised. Products are compared
+with a dense one of FP8, too.
 """
 
 import moire
@@ -46,7 +47,14 @@ def _product(tensors, name, k, n):
 
     run = {"moire": ours, "torch": lambda: [gm(rows, weights.transpose(1, 2), offs=tensors.ends)]}
     operands = {"kind": "fp8 rows", "tensors": tensors, "a": a, "w": w, "n": n}
-    return Case(f"fp8 {name}", 2 * s.rows * k * n, run, operands=operands, limit=_SUMS)
+    return Case(
+        f"fp8 {name}",
+        2 * s.rows * k * n,
+        run,
+        operands=operands,
+        limit=_SUMS,
+        dense=torch.float8_e4m3fn,
+    )
 
 
 def _mlp(tensors):

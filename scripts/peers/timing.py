@@ -3,6 +3,7 @@ call, the memory that it keeps. What the host cannot launch as fast as the GPU r
 its host.
 """
 
+import functools
 import statistics
 import time
 
@@ -43,18 +44,18 @@ class TorchGpu:
 
 
 class Bench:
-    """Measures functions that take turns, dense cuBLAS among them."""
+    """Measures functions that take turns, dense cuBLAS among them: what dense_of(type) says."""
 
-    def __init__(self, gpu, is_short, dense=None, turns=SUSTAINED.turns):
+    def __init__(self, gpu, is_short, dense_of=None, turns=SUSTAINED.turns):
         self.gpu, self.is_short = gpu, is_short
         self.protocol = (SHORT if is_short else SUSTAINED)._replace(turns=turns)
         self.meter, self.no_power = (NoMeter(), "short mode") if is_short else open_meter(gpu.uuid)
-        self._dense = dense or _dense_product()
+        self._dense_of = functools.cache(dense_of or _dense_product)
         self._flush = None
 
-    def measure(self, functions, tick=lambda: None):
-        """{name: Measured} of {name: (function, its FLOP)}, and of "dense"."""
-        functions = functions | self._dense
+    def measure(self, functions, tick=lambda: None, dense=torch.bfloat16):
+        """{name: Measured} of {name: (function, its FLOP)}, and of "dense", of that type."""
+        functions = functions | self._dense_of(dense)
         if self._flush is None:
             self._flush = stretch(self.gpu, lambda: None, self.protocol, self.meter)
         run = {name: function for name, (function, _) in functions.items()}
@@ -81,9 +82,16 @@ class Bench:
         return f"; NO POWER, CLOCK OR ENERGY: {self.no_power}" if self.no_power else ""
 
 
-def _dense_product():
-    a, b = (torch.randn(_DENSE, _DENSE, device="cuda").bfloat16() for _ in range(2))
-    return {"dense": (lambda: a @ b, 2 * _DENSE**3)}
+def _dense_product(dtype):
+    """Of BF16, or of FP8 by cuBLAS with one scale a matrix and its fast accumulation."""
+    a, b = (torch.randn(_DENSE, _DENSE, device="cuda").to(dtype) for _ in range(2))
+    one = torch.ones((), device="cuda")
+
+    def scaled():
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    product = scaled if dtype.itemsize == 1 else lambda: a @ b
+    return {"dense": (product, 2 * _DENSE**3)}
 
 
 def host_microseconds(function, calls=10):

@@ -42,13 +42,14 @@ def bench(peers, monkeypatch):
     gpu.uuid, gpu.flush_bytes = "GPU-1", 2**20
 
     class Simulated(Bench):
-        def measure(self, functions, tick=lambda: None):
+        def measure(self, functions, tick=lambda: None, dense=torch.bfloat16):
             def with_time(run):
                 return lambda: (run(), gpu.call())
 
-            return super().measure({n: (with_time(f), x) for n, (f, x) in functions.items()}, tick)
+            timed = {n: (with_time(f), x) for n, (f, x) in functions.items()}
+            return super().measure(timed, tick, dense)
 
-    made = Simulated(gpu, False, {"dense": (gpu.call, 1e9)})
+    made = Simulated(gpu, False, lambda dtype: {"dense": (gpu.call, 1e9)})
     made.meter, made.no_power = gpu, ""
     return made
 
