@@ -9,7 +9,8 @@
 //   consumers  warps 4 and up: products of a tile (main_loop.cuh), by warpgroup, as the schedule
 //              has it (schedules.cuh); then its epilogue in pieces (pieces.cuh), by warp, 16 rows
 //              of the 64 that go through the warpgroup's buffers and are copied at once (of FP32
-//              and FP8 the warp's own, with no barrier between warps)
+//              and FP8 the warp's own, with no barrier between warps; of FP8 sent off in the next
+//              tile's first step)
 // Barriers (arrivals)
 //   full[stage]          1 and the bytes of A and B, and of scales that come with them
 //   empty[stage]         1 a warpgroup (ping-pong 1: of the one whose tile it is); where scales
