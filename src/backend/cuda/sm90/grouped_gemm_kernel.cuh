@@ -239,6 +239,7 @@ __device__ void consume_scaled(SharedMemory<P>& s, const Operands& operands,
       send();
       pieces.expect(tile, first_m);
     });
+    pieces.prepare(first_m, sums);
     pieces.take(sums);
   }
   send();

@@ -33,48 +33,12 @@
 
 namespace moire::cuda::sm90 {
 
-// All pieces of the rows into buffers.
-template <class P, class Epilogue, int kSums>
-__device__ void stage_pieces(const Epilogue& epilogue, StagingBuffers<P>& buffers,
-                             const typename Epilogue::Part& part, float (&sums)[kSums]) {
-  buffers.template wait_stored<0>();
-  const int num_pieces = epilogue.template num_pieces<P>(part);
-#pragma unroll
-  for (int i = 0; i < Epilogue::template kPieces<P>; ++i) {
-    if (i < num_pieces) epilogue.stage(buffers, part, i, sums);
-  }
-}
-// And off as they are.
-template <class P, class Epilogue, int kSums>
-__device__ void stage_all(const Epilogue& epilogue, StagingBuffers<P>& buffers,
-                          const typename Epilogue::Part& part, float (&sums)[kSums]) {
-  stage_pieces(epilogue, buffers, part, sums);
-  buffers.release([&] {
-    for (int i = 0; i < epilogue.template num_pieces<P>(part); ++i) {
-      epilogue.store_staged(buffers, part, i);
-    }
-  });
-}
-// Asks for what the first pieces of the rows read, as many as are loaded ahead.
+// What all drivers share: the rows whose products, and then pieces, come next.
 template <class P, class Epilogue>
-__device__ void load_first(const Epilogue& epilogue, const StagingBuffers<P>& buffers,
-                           const typename Epilogue::Part& part) {
-  constexpr int kPieces = Epilogue::template kPieces<P>, kAhead = Epilogue::template kAhead<P>;
-  if (!epilogue.template loads<P>(part, 0)) return;
-  buffers.by_leader([&] {
-    ptx::bulk_wait_group_read<0>();
-#pragma unroll
-    for (int i = 0; i < min(kAhead, kPieces); ++i) {
-      if (i < epilogue.template num_pieces<P>(part)) epilogue.load(buffers, part, i);
-    }
-  });
-}
-
-template <class P, class Epilogue>
-class AtOnce {
+class PiecesOfRows {
  public:
   using Buffers = StagingBuffers<P>;
-  __device__ AtOnce(const Epilogue& epilogue, const Buffers& buffers)
+  __device__ PiecesOfRows(const Epilogue& epilogue, const Buffers& buffers)
       : epilogue_(epilogue), buffers_(buffers) {}
 
   // The rows whose products come next.
@@ -85,24 +49,75 @@ class AtOnce {
   // Early in their main loop: the loads of the first pieces.
   __device__ void start() {
     if constexpr (Epilogue::kLoads) {
-      load_first(epilogue_, buffers_, epilogue_.part(tile_, first_m_));
+      const auto part = this->part();
+      if (!epilogue_.template loads<P>(part, 0)) return;
+      buffers_.by_leader([&] {
+        ptx::bulk_wait_group_read<0>();
+#pragma unroll
+        for (int i = 0; i < min(Epilogue::template kAhead<P>, kPieces); ++i) {
+          if (i < epilogue_.template num_pieces<P>(part)) epilogue_.load(buffers_, part, i);
+        }
+      });
     }
   }
-  // In every step of a main loop, while its products are under way.
-  __device__ void advance() {}
-
   // The products of the rows from first_m on are done. All of a warp's rows are prepared before any
   // are taken.
   template <int kSums>
   __device__ void prepare(int32_t first_m, float (&sums)[kSums]) const {
     epilogue_.prepare(epilogue_.part(tile_, first_m), sums);
   }
+
+ protected:
+  static constexpr int kPieces = Epilogue::template kPieces<P>;
+
+  __device__ auto part() const { return epilogue_.part(tile_, first_m_); }
+
+  // All pieces into buffers.
+  template <int kSums>
+  __device__ void stage(const typename Epilogue::Part& part, float (&sums)[kSums]) {
+    buffers_.template wait_stored<0>();
+    const int num_pieces = epilogue_.template num_pieces<P>(part);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (i < num_pieces) epilogue_.stage(buffers_, part, i, sums);
+    }
+  }
+  // And off as they are.
+  template <int kSums>
+  __device__ void stage_and_store(const typename Epilogue::Part& part, float (&sums)[kSums]) {
+    stage(part, sums);
+    buffers_.release([&] {
+      for (int i = 0; i < epilogue_.template num_pieces<P>(part); ++i) {
+        epilogue_.store_staged(buffers_, part, i);
+      }
+    });
+  }
+
+  const Epilogue& epilogue_;
+  Buffers buffers_;
+  WorkTile tile_;
+  int32_t first_m_;
+};
+
+template <class P, class Epilogue>
+class AtOnce : public PiecesOfRows<P, Epilogue> {
+  using Base = PiecesOfRows<P, Epilogue>;
+  using Base::buffers_;
+  using Base::epilogue_;
+  using Base::kPieces;
+
+ public:
+  using Base::Base;
+
+  // In every step of a main loop, while its products are under way.
+  __device__ void advance() {}
+
   // Those of the rows that were expected.
   template <int kSums>
   __device__ void take(float (&sums)[kSums]) {
-    auto part = epilogue_.part(tile_, first_m_);
+    auto part = this->part();
     if (!epilogue_.writes(part)) return;
-    if constexpr (Epilogue::kStagesAll) stage_all(epilogue_, buffers_, part, sums);
+    if constexpr (Epilogue::kStagesAll) this->stage_and_store(part, sums);
 #pragma unroll Epilogue::kUnrolled
     for (int i = 0; i < kPieces; ++i) {
       if (i >= epilogue_.template num_pieces<P>(part)) break;
@@ -122,7 +137,6 @@ class AtOnce {
   __device__ void end() { buffers_.finish(); }
 
  private:
-  static constexpr int kPieces = Epilogue::template kPieces<P>;
   // Pieces that have buffers at a time, where they are loaded.
   static constexpr int kAhead = Epilogue::template kAhead<P>;
 
@@ -161,28 +175,18 @@ class AtOnce {
       epilogue_.load(buffers_, part, later);
     });
   }
-
-  const Epilogue& epilogue_;
-  Buffers buffers_;
-  WorkTile tile_;
-  int32_t first_m_;
 };
 
 // What is left over must not load: a load's latency would have to pass within a few steps.
 template <class P, class Epilogue>
-class LeftOver {
+class LeftOver : public PiecesOfRows<P, Epilogue> {
   static_assert(!Epilogue::kLoads);
+  using Base = PiecesOfRows<P, Epilogue>;
+  using Base::buffers_;
+  using Base::epilogue_;
 
  public:
-  using Buffers = StagingBuffers<P>;
-  __device__ LeftOver(const Epilogue& epilogue, const Buffers& buffers)
-      : epilogue_(epilogue), buffers_(buffers) {}
-
-  __device__ void expect(const WorkTile& tile, int32_t first_m) {
-    tile_ = tile;
-    first_m_ = first_m;
-  }
-  __device__ void start() {}
+  using Base::Base;
 
   // A slice of what is left.
   __device__ void advance() {
@@ -190,14 +194,10 @@ class LeftOver {
   }
 
   template <int kSums>
-  __device__ void prepare(int32_t first_m, float (&sums)[kSums]) const {
-    epilogue_.prepare(epilogue_.part(tile_, first_m), sums);
-  }
-  template <int kSums>
   __device__ void take(float (&sums)[kSums]) {
     while (is_any()) step();
-    left_ = epilogue_.part(tile_, first_m_);
-    stage_all(epilogue_, buffers_, left_, sums);
+    left_ = this->part();
+    this->stage_and_store(left_, sums);
     next_ = 0;
     end_ = Epilogue::kNumSlices * epilogue_.template num_pieces<P>(left_);
   }
@@ -218,38 +218,27 @@ class LeftOver {
     epilogue_.finish(left_, i);
   }
 
-  const Epilogue& epilogue_;
-  Buffers buffers_;
-  WorkTile tile_;
-  int32_t first_m_;
   int next_ = 0, end_ = 0;  // slices of `left_`
   typename Epilogue::Part left_;
 };
 
-// There is a buffer for every piece.
+// There is a buffer for every piece. Rows are expected when what the last ones left is sent off.
 template <class P, class Epilogue>
-class SentLater {
- public:
-  using Buffers = StagingBuffers<P>;
-  __device__ SentLater(const Epilogue& epilogue, const Buffers& buffers)
-      : epilogue_(epilogue), buffers_(buffers) {}
+class SentLater : public PiecesOfRows<P, Epilogue> {
+  using Base = PiecesOfRows<P, Epilogue>;
+  using Base::buffers_;
+  using Base::epilogue_;
+  using Base::kPieces;
+  using Base::tile_;
 
-  // Of what the tile before left nothing is staged any more.
-  __device__ void expect(const WorkTile& tile, int32_t first_m) {
-    tile_ = tile;
-    first_m_ = first_m;
-  }
-  __device__ void start() {
-    if constexpr (Epilogue::kLoads) {
-      load_first(epilogue_, buffers_, epilogue_.part(tile_, first_m_));
-    }
-  }
+ public:
+  using Base::Base;
+
   template <int kSums>
   __device__ void take(float (&sums)[kSums]) {
-    auto part = epilogue_.part(tile_, first_m_);
+    const auto part = this->part();
     if (!epilogue_.writes(part)) return;
-    epilogue_.prepare(part, sums);
-    stage_pieces(epilogue_, buffers_, part, sums);
+    this->stage(part, sums);
     is_staged_ = true;
   }
   // Sends off what is staged, unless its tile is not to be stored, which `stores` says.
@@ -257,12 +246,12 @@ class SentLater {
   __device__ void send(F&& stores) {
     if (!is_staged_) return;
     is_staged_ = false;
-    const auto part = epilogue_.part(tile_, first_m_);
+    const auto part = this->part();
     const bool is_stored = stores(tile_);
     buffers_.release([&] {
       if (!is_stored) return;
 #pragma unroll
-      for (int i = 0; i < Epilogue::template kPieces<P>; ++i) {
+      for (int i = 0; i < kPieces; ++i) {
         if (i < epilogue_.template num_pieces<P>(part)) epilogue_.store(buffers_, part, i);
       }
     });
@@ -270,10 +259,6 @@ class SentLater {
   __device__ void end() { buffers_.finish(); }
 
  private:
-  const Epilogue& epilogue_;
-  Buffers buffers_;
-  WorkTile tile_;
-  int32_t first_m_;
   bool is_staged_ = false;
 };
 
