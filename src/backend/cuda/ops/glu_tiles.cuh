@@ -24,8 +24,8 @@ struct GluTile {
 
   // Where eight columns of a row lie, in bytes, of tile `which` or, of tile 0, that behind it. A
   // row's pieces of eight change places so that eight threads meet all banks, whether they lie side
-  // by side, are two rows' (as GradientPart writes), or the same one of
-  // every fourth row. Each bit of a place is an exclusive or of bits of the row and column.
+  // by side, are two rows' (as GradientPart writes), or the same one of every fourth row. Each bit
+  // of a place is an exclusive or of bits of the row and column.
   __device__ static uint32_t offset(uint32_t which, uint32_t row, uint32_t column) {
     const uint32_t tile = which + column / kGluColumns, piece = column % kGluColumns / kEight;
     const uint32_t place = piece ^ ((piece / 8 + tile) % 2 * 3) ^ (row % 2 * 4);

@@ -314,7 +314,8 @@ __device__ inline void quantize_span_transposing(const QuantizeTiles<Source>& ar
     }
     const uint32_t met = quantize_transposed(args, columns, values);
     if (met == kIsOdd) note_first(args, columns, reporter, notes);
-    if constexpr (kIsSummed<Source>) __syncthreads();  // runs have been read
+    // Runs have been read.
+    if constexpr (kIsSummed<Source> && kPlaces<Source> == 2) __syncthreads();
   }
   if (args.zeroes_tail) zero_tail(args, part(first));
 }

@@ -47,8 +47,9 @@ struct WideLoadingEpilogueTile : Policy<ping_pong(192, 4)> {};
 struct ScaledWideTile
     : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 3, .element_bytes = 1}> {};
 
-// Weight gradients of FP8: every row of both operands has its scale. Staging buffers gain more than
-// a fourth stage where they are in FP32, for old values come to them while products are under way.
+// Weight gradients of FP8: every row of both operands has its scale. A third and a fourth staging
+// buffer gain more than a fourth stage where they are in FP32: old values come to buffers while
+// products are under way, and a tile has four pieces, which are sent off in the next one's time.
 constexpr Shape scaled_wgrad(int stages, int buffers) {
   return {.tile_m = 192,
           .tile_n = 128,

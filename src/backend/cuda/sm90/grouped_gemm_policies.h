@@ -13,7 +13,7 @@ enum class Schedule {
 };
 
 // When a warp runs the pieces of its epilogue (pieces.cuh).
-enum class Pieces {
+enum class Pieces {  // of operands without scales; those of others are sent later
   kAtOnce,   // after the tile's products; under ping-pong, while the other warpgroup multiplies
   kLeftOver  // while the next tile's products are under way
 };

@@ -97,7 +97,7 @@ RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const Matrices
           tail == MOIRE_TAIL_ZERO,        has_panels};
 }
 
-// Store, or StoreTurned.
+// Store, StoreStaged or StoreTurned.
 template <class P, class Epilogue>
 Epilogue store_of(TensorMaps& maps, const GroupedGemmArgs& args) {
   return {maps.ragged_rows("d", args.d, P::kBoxRows),

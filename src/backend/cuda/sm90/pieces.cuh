@@ -22,8 +22,8 @@
 // warpgroup multiplies. LeftOver: sums are staged behind the products, and the rest is done slice
 // by slice in the next main loop, while that one's products are under way. SentLater: sums are
 // staged behind the products, and sent off in the next main loop's first step.
-// An epilogue that loads names its buffers, and a driver sees to it that they are free; one that
-// does not acquires them in turn when it stages.
+// An epilogue that loads, or is sent later, names its buffers, and a driver sees to it that they
+// are free; another acquires them in turn when it stages.
 #pragma once
 
 #include <type_traits>
@@ -72,24 +72,23 @@ class PiecesOfRows {
 
   __device__ auto part() const { return epilogue_.part(tile_, first_m_); }
 
-  // All pieces into buffers.
+  // All pieces into buffers; how many there are.
   template <int kSums>
-  __device__ void stage(const typename Epilogue::Part& part, float (&sums)[kSums]) {
+  __device__ int stage(const typename Epilogue::Part& part, float (&sums)[kSums]) {
     buffers_.template wait_stored<0>();
     const int num_pieces = epilogue_.template num_pieces<P>(part);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       if (i < num_pieces) epilogue_.stage(buffers_, part, i, sums);
     }
+    return num_pieces;
   }
   // And off as they are.
   template <int kSums>
   __device__ void stage_and_store(const typename Epilogue::Part& part, float (&sums)[kSums]) {
-    stage(part, sums);
+    const int num_pieces = stage(part, sums);
     buffers_.release([&] {
-      for (int i = 0; i < epilogue_.template num_pieces<P>(part); ++i) {
-        epilogue_.store_staged(buffers_, part, i);
-      }
+      for (int i = 0; i < num_pieces; ++i) epilogue_.store_staged(buffers_, part, i);
     });
   }
 
@@ -222,7 +221,7 @@ class LeftOver : public PiecesOfRows<P, Epilogue> {
   typename Epilogue::Part left_;
 };
 
-// There is a buffer for every piece. Rows are expected when what the last ones left is sent off.
+// Rows are expected when what the last ones left is sent off.
 template <class P, class Epilogue>
 class SentLater : public PiecesOfRows<P, Epilogue> {
   using Base = PiecesOfRows<P, Epilogue>;
@@ -230,6 +229,8 @@ class SentLater : public PiecesOfRows<P, Epilogue> {
   using Base::epilogue_;
   using Base::kPieces;
   using Base::tile_;
+  static_assert(kPieces <= P::kNumBuffers, "a buffer for every piece");
+  static_assert(!Epilogue::kStagesAll && Epilogue::kNumSlices == 0 && !Epilogue::kReadsBack);
 
  public:
   using Base::Base;

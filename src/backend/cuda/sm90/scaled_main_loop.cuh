@@ -104,10 +104,10 @@ __device__ void run_stages(int k, int end, Step&& step) {
 //
 // What a warp does between its last product of a step and its first of the next costs the tensor
 // cores' time: so the loop is unrolled over the ring, whose places are then constants, and left
-// between rounds alone, so that a step's additions and what the next begins with mix; the next
-// stage is asked for ahead of the additions; and scales are read while products are under way. So
-// is what the last tile left sent off, by `begin`: in the first step, which is outside of the
-// rounds, no sums take registers yet.
+// between rounds alone where registers allow that a step's additions and what the next begins with
+// mix; the next stage is asked for ahead of the additions; and scales are read while products are
+// under way. So is what the last tile left sent off, by `begin`: in the first step, which is
+// outside of the rounds, no sums take registers yet.
 template <class Operands, class P, class Scales, class Pieces, class Begin>
 __device__ void add_stages(SharedMemory<P>& s, const CodesInRing<P>& codes, StagesOf<P>& ring,
                            int num_k, Scales& scales, float (&sums)[P::kTileN / 2], Pieces& pieces,

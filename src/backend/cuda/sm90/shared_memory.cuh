@@ -66,7 +66,8 @@ __device__ void initialize_barriers(SharedMemory<P>& s) {
   }
   for (uint64_t& turn : s.turn) ptx::mbarrier_init(&turn, P::kWarpsOfConsumer);
   if constexpr (P::kIsScaled) {
-    s.examined = {};
+    for (uint32_t& needs : s.examined.need_care) needs = 0;
+    s.examined.has_any = 0;
     for (uint64_t& done : s.examined.done) ptx::mbarrier_init(&done, 1);
   }
   ptx::fence_mbarrier_init();

@@ -1,7 +1,7 @@
 // Epilogue of wgrad: d = round(sum), or round(d + sum). What d holds is loaded in the main loop as
-// far as there are buffers, so that where memory is the limit it flows while the tensor cores work;
-// the rest of FP32 gradients is added by the L2, which has the same bits, and that of BF16 loaded
-// when a buffer is free.
+// far as there are buffers (kAhead), so that where memory is the limit it flows while the tensor
+// cores work; the rest of FP32 gradients is added by the L2, which has the same bits, and that of
+// BF16 loaded when a buffer is free.
 #pragma once
 
 #include <type_traits>
