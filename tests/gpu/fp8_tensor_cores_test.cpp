@@ -358,8 +358,8 @@ void fill_exactly(const TensorView& codes, const TensorView& scales, int64_t sal
   }
 }
 
-// Of one step, of three, four and six, where rings have three stages or four, and of more.
-constexpr int64_t kDepths[] = {96, 290, 420, 700, 1300};
+// Of one to four steps and six, where rings have three stages or four, and of more.
+constexpr int64_t kDepths[] = {96, 144, 290, 420, 700, 1300};
 
 Batch many_tiles(int64_t rows_of_group) {
   std::vector<int64_t> splits(40, rows_of_group);
@@ -373,15 +373,18 @@ TEST_F(Fp8TensorCores, AreExactOnManyTiles) {
   o.extras = false;
   for (const int64_t k : kDepths) {
     const Batch batch = many_tiles(290), deep = many_tiles(k);
-    for (const bool transpose_b : {false, true}) {
-      GemmCase c(random, batch, k == 96 ? 768 : 512, k - k % 16, transpose_b, o);
-      fill_exactly(c.args().a, c.args().a_scales, 1);
-      fill_exactly(c.args().b.tensor, c.args().b_scales, 2);
-      GemmCase exact = c;
-      exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
-      ASSERT_TRUE(succeeds(c.run(alone())));
-      ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
-      EXPECT_TRUE(same_bits(c.d, exact.d)) << "k " << k << " transpose_b " << transpose_b;
+    for (const int64_t n : {768, 512}) {
+      for (const bool transpose_b : {false, true}) {
+        GemmCase c(random, batch, n, k - k % 16, transpose_b, o);
+        fill_exactly(c.args().a, c.args().a_scales, 1);
+        fill_exactly(c.args().b.tensor, c.args().b_scales, 2);
+        GemmCase exact = c;
+        exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+        ASSERT_TRUE(succeeds(c.run(alone())));
+        ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
+        EXPECT_TRUE(same_bits(c.d, exact.d))
+            << "n " << n << " k " << k << " transpose_b " << transpose_b;
+      }
     }
     for (const int32_t beta : {0, 1}) {
       o.output = DType::kFP32;
@@ -444,14 +447,14 @@ TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
     EXPECT_TRUE(same_bits(c.d, exact.d)) << "k " << k;
 
     for (const DType output : {DType::kFP32, DType::kBF16}) {
-      for (const int32_t beta : {0, 1}) {
+      for (const int adding : {0, 1, 2}) {  // to no group, to all, to some
         o.output = output;
-        o.beta = beta;
+        o.beta = adding != 0;
         WgradCase w(random, deep, 512, 640, o);
         const TensorView of_a(w.args().a_scales), of_b(w.args().b_scales);
         fill_exactly(w.args().a, of_a, 1);
         fill_exactly(w.args().b, of_b, 2);
-        if (beta == 1) {  // some groups are added, others not
+        if (adding == 2) {
           for (int i = 0; i < 40; ++i) w.beta_per_group.push_back(i % 3 != 0);
         }
         scale_columns(of_a, 200, 210, kTiny);
@@ -461,7 +464,7 @@ TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
         want.options.accumulation = MOIRE_ACCUMULATE_EXACT;
         ASSERT_TRUE(succeeds(want.run(Context::create().value())));
         ASSERT_TRUE(succeeds(w.run(alone())));
-        EXPECT_TRUE(same_bits(w.d, want.d)) << o << " rows " << k;
+        EXPECT_TRUE(same_bits(w.d, want.d)) << o << " rows " << k << " adding " << adding;
       }
     }
   }

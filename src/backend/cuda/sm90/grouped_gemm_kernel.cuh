@@ -167,10 +167,16 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
   }
 }
 
+// This warp among the consumers', and its warpgroup, which is known to be uniform.
+template <class P>
+struct ConsumerWarp {
+  int index = static_cast<int>(threadIdx.x) / 32 - 4;
+  int warpgroup = __shfl_sync(~0u, index / P::kWarpsOfConsumer, 0);
+};
+
 template <class P, class Operands, class Epilogue>
 __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epilogue& epilogue) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
-  const int consumer = __shfl_sync(~0u, warp / P::kWarpsOfConsumer, 0);  // known to be uniform
+  const auto [warp, consumer] = ConsumerWarp<P>();
   Ring<P::kNumTiles> tiles;
   StagesOf<P> ring;
   ScheduleOf<P> schedule(s, consumer);
@@ -219,8 +225,7 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
 template <class P, class Operands, class Epilogue>
 __device__ void consume_scaled(SharedMemory<P>& s, const Operands& operands,
                                const Epilogue& epilogue) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
-  const int consumer = __shfl_sync(~0u, warp / P::kWarpsOfConsumer, 0);  // known to be uniform
+  const auto [warp, consumer] = ConsumerWarp<P>();
   Ring<P::kNumTiles> tiles;
   StagesOf<P> ring;
   SideBySide<P> schedule(s, consumer);
@@ -251,8 +256,7 @@ __device__ void consume_scaled(SharedMemory<P>& s, const Operands& operands,
 template <class P, class Operands, class Epilogue>
 __device__ void consume_decoding(SharedMemory<P>& s, const Operands& operands,
                                  const Epilogue& epilogue) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
-  const int consumer = __shfl_sync(~0u, warp / P::kWarpsOfConsumer, 0);  // known to be uniform
+  const auto [warp, consumer] = ConsumerWarp<P>();
   Ring<P::kNumTiles> tiles;
   Ring<P::kNumStages> ring;
   SideBySide<P> schedule(s, consumer);
