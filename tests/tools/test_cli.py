@@ -23,6 +23,12 @@ class CommandLine(CommandLineTest):
             self.assertIn("--json", teaches)
             self.assertEqual(self.good("help", command), teaches)
 
+    def test_options_may_come_before_the_command(self):
+        for words in (("--json", "info"), ("info", "--json")):
+            self.assertIn("ops", json.loads(moire(*words).stdout)["kinds"][0])
+        self.assertEqual(moire("--help", "check").stdout, moire("check", "--help").stdout)
+        self.assertEqual(moire("help", "check").stdout, moire("check", "--help").stdout)
+
     def test_nothing_is_wider_than_its_terminal(self):
         commands = [[command, "--help"] for command in COMMANDS]
         commands += [

@@ -189,13 +189,16 @@ const Command kCommands[] = {
      "  moire bench gpu:qwen3_30b --device cuda --sustained --ops fc1,mlp"},
 };
 
-// A command has to come first; options alone (--help, --version) are left to the parser.
-void require_command(const std::string& first) {
-  if (first.empty() || first.starts_with("-")) return;
+// The command goes before its options, as the parser wants it; options alone are left to that.
+void put_command_first(std::vector<std::string>& words) {
   const std::vector<std::string> names = words_of(kCommands, &Command::name);
-  if (std::find(names.begin(), names.end(), first) != names.end()) return;
-  throw UsageError("found command \"", first, "\", needed one of ", join(names, ", "),
-                   did_you_mean(first, names));
+  const std::string& first = words.front();
+  const auto command = std::find_first_of(words.begin(), words.end(), names.begin(), names.end());
+  if (command == words.begin() || first.empty() || first == "--version") return;
+  if (!first.starts_with("-"))
+    throw UsageError("found command \"", first, "\", needed one of ", join(names, ", "),
+                     did_you_mean(first, names));
+  if (command != words.end()) std::rotate(words.begin(), command, command + 1);
 }
 
 // What is wrong with the words, as a sentence.
@@ -221,7 +224,7 @@ int parse_and_run(int argc, char** argv) {
   app.formatter(std::make_shared<Help>());
   app.set_version_flag("--version", std::string("moire ") + MOIRE_TOOL_VERSION,
                        "Print the version and exit");
-  app.require_subcommand(0, 1);  // see require_command
+  app.require_subcommand(0, 1);  // see put_command_first
   app.footer(
       "Examples:\n"
       "  moire info                             what there is\n"
@@ -241,11 +244,8 @@ int parse_and_run(int argc, char** argv) {
   }
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.empty()) words = {"--help"};
-  if (words.front() == "help") {  // moire help [COMMAND]
-    words.erase(words.begin());
-    words.emplace_back("--help");
-  }
-  require_command(words.front());
+  if (words.front() == "help") words.front() = "--help";  // moire help [COMMAND]
+  put_command_first(words);
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // it takes the last first
   } catch (const CLI::CallForHelp&) {
