@@ -105,6 +105,18 @@ def test_a_layer_whose_forward_is_passed_by_is_refused(generator, mesh, packed):
         mlp(x, SPLITS)
 
 
+def test_a_moe_layer_whose_experts_are_sharded_trains(generator, mesh):
+    x = torch.randn(5, 8, generator=generator)
+    plain, layer = (nn.MoE(nn.GroupedMLP(3, 8, 6), nn.Router(8, 3, 2)) for _ in range(2))
+    layer.load_state_dict(plain.state_dict())
+    fully_shard(layer.experts, mesh=mesh)
+    fully_shard(layer, mesh=mesh)
+    for module in (plain, layer):
+        module(x).sin().sum().backward()
+    for mine, reference in zip(layer.parameters(), plain.parameters()):
+        assert torch.equal(mine.grad.full_tensor(), reference.grad)
+
+
 def test_a_chain_runs_sharded_layers_one_by_one(generator, mesh):
     x = torch.randn(5, 8, generator=generator)
     mlp = nn.GroupedMLP(3, 8, 6)

@@ -431,6 +431,37 @@ def test_modules_take_the_buffers_of_the_functions(generator, tail):
                 layer(x, groups, **{name: None})
 
 
+def test_a_moe_layer_calls_its_experts(generator):
+    """Their hooks, a forward of their own and what wraps them have their part."""
+    x = torch.randn(6, H, generator=generator)
+    layer, counted = nn.MoE(mlp(), nn.Router(H, E, 2)), []
+    y = layer(x)
+    handle = layer.experts.register_forward_hook(lambda module, args, y: 2 * y)
+    assert torch.equal(layer(x), 2 * y)
+    handle.remove()
+    layer.experts.register_full_backward_hook(lambda *_: counted.append(1))
+    layer(x.requires_grad_()).sum().backward()
+    assert counted == [1]
+    layer.experts.forward = lambda *args, **options: (
+        -type(layer.experts).forward(layer.experts, *args, **options)
+    )
+    assert torch.equal(layer(x), -y)
+    with pytest.raises(moire.InvalidArgument, match="there are no splits, nor topk_idx and topk"):
+        mlp()(x)
+
+
+class Doubled(nn.GroupedLinear):
+    def forward(self, *args, **options):
+        return 2 * super().forward(*args, **options)
+
+
+def test_an_mlp_whose_parts_have_a_forward_of_their_own_is_refused(generator):
+    layer, (x, probs) = mlp(), inputs(generator)
+    layer.fc2 = Doubled(E, layer.fc2.in_features, layer.fc2.out_features)
+    with pytest.raises(moire.Unsupported, match="fc2 has a forward of its own, which one call"):
+        layer(x, SPLITS, probs)
+
+
 @pytest.mark.parametrize("hooked", ["fc1", "activation", "fc2"])
 def test_an_mlp_whose_parts_have_hooks_is_refused(generator, hooked):
     layer, (x, probs) = mlp(), inputs(generator)

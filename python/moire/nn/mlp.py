@@ -101,13 +101,13 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         return self.fc1.num_groups
 
     def _options(self, is_first_microbatch):
-        for name, module in self._modules.items():
-            if has_hooks(module):
-                raise unsupported(
-                    f"GroupedMLP: {name} has hooks, which one call for all three would pass by; "
-                    f"give them (or fully_shard) to the GroupedMLP, or make it a Sequential"
-                )
         ours = self._modules  # sooner than by Module.__getattr__
+        for name, wanted in _PARTS.items():
+            if (reason := why_not_passed_by(ours[name], wanted)) is not None:
+                raise unsupported(
+                    f"GroupedMLP: {name} has {reason}, which one call for all three would pass by; "
+                    "give that (or fully_shard) to the GroupedMLP, or make it a Sequential"
+                )
         options = fused_options(ours["fc1"], ours["activation"], ours["fc2"], is_first_microbatch)
         options.update(save_act=self.save_act, save_z=self.save_z)
         return options
@@ -115,17 +115,21 @@ class GroupedMLP(OfLayers, torch.nn.Module):
     def forward(
         self,
         x: Operand[torch.Tensor],
-        splits: Splits,
+        splits: Optional[Splits] = None,
         probs: Optional[torch.Tensor] = None,
         *,
         is_first_microbatch: Optional[bool] = None,
         **options: Any,
     ) -> torch.Tensor:
         """x [rows, H] in expert order, probs [rows]: [rows, N]; options are row_idx, scatter_idx,
-        out, grad_x_out and tail of moire.grouped_mlp.
+        out, grad_x_out and tail of moire.grouped_mlp. Without splits they are those of route().
         """
         ours = self._options(is_first_microbatch)
-        return grouped_mlp(x, groups=as_groups(splits), probs=probs, **ours, **options)
+        if splits is not None:
+            return grouped_mlp(x, groups=as_groups(splits), probs=probs, **ours, **options)
+        if probs is not None or "topk_weights" not in options:
+            raise invalid("GroupedMLP: there are no splits, nor topk_idx and topk_weights alone")
+        return moe(x, **ours, **options)
 
     def route(
         self,
@@ -139,11 +143,12 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
         """x [T, H] through the experts topk_idx [T, k], or a plan's, weighted: [T, N]. Of an
-        ExpertParallel, these are this rank's experts; micro_batches as in moire.moe.
+        ExpertParallel, these are this rank's experts; micro_batches as in moire.moe. It calls the
+        module with these: hooks have their part.
         """
         routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan, "group": group}
-        options = self._options(is_first_microbatch)
-        return moe(x, **routed, micro_batches=micro_batches, **options)
+        options = {"micro_batches": micro_batches, "is_first_microbatch": is_first_microbatch}
+        return self(x, **routed, **options)
 
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):
@@ -174,13 +179,11 @@ def why_not_fused(modules):
     """Why a list of modules is not one grouped MLP; None where it is."""
     if len(modules) != 3:
         return f"has {len(modules)} modules, needs GroupedLinear, ScaledGLU, GroupedLinear"
-    for module, wanted in zip(modules, (GroupedLinear, ScaledGLU, GroupedLinear)):
+    for module, wanted in zip(modules, _PARTS.values()):
         if not isinstance(module, wanted):
             return f"found {described(module)} where a {wanted.__name__} has to be"
-        if type(module).forward is not wanted.forward or "forward" in vars(module):
-            return f"{described(module)} has a forward of its own"
-        if has_hooks(module):
-            return f"{described(module)} has hooks, which one call for all three would pass by"
+        if (reason := why_not_passed_by(module, wanted)) is not None:
+            return f"{described(module)} has {reason}, which one call for all three would pass by"
     fc1, activation, fc2 = modules
     width = fc2.in_features
     if fc1.num_groups != fc2.num_groups:
@@ -197,6 +200,13 @@ def why_not_fused(modules):
         if ours != theirs:
             return f"the layers' {name} are {ours!r} and {theirs!r}, must be equal"
     return None
+
+
+def why_not_passed_by(module, wanted):
+    """What such a module has that a call which takes its parameters alone leaves out, or None."""
+    if type(module).forward is not wanted.forward or "forward" in vars(module):
+        return "a forward of its own"
+    return "hooks" if has_hooks(module) else None
 
 
 def has_hooks(module):
@@ -303,6 +313,7 @@ def _run_alone(modules, at, x, groups, probs, options):
     return module(x)
 
 
+_PARTS = {"fc1": GroupedLinear, "activation": ScaledGLU, "fc2": GroupedLinear}
 _BUFFERS, _TAKING_BUFFERS = ("out", "tail", "grad_x_out"), (GroupedLinear, GroupedMLP, Sequential)
 
 

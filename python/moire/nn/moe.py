@@ -150,7 +150,8 @@ class MoE(OfLayers, torch.nn.Module):
 
     def _routed(self, x, is_first_microbatch):
         tokens = x.reshape(-1, x.shape[-1])
-        choice = self.router(tokens)
-        options = {"is_first_microbatch": is_first_microbatch, "group": self.group}
-        y = self.experts.route(tokens, *choice, micro_batches=self.micro_batches, **options)
+        topk_idx, topk_weights = self.router(tokens)
+        options = {"topk_idx": topk_idx, "topk_weights": topk_weights, "group": self.group}
+        options.update(micro_batches=self.micro_batches, is_first_microbatch=is_first_microbatch)
+        y = self.experts(tokens, **options)  # what route() is, through whatever wraps them
         return y.view(*x.shape[:-1], y.shape[-1])
