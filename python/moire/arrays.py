@@ -343,9 +343,14 @@ def as_fp32(fw, call, name, array):
     """An optional array of floats (probabilities, scales) as FP32."""
     if array is None or array.dtype == fw.float32:
         return array
+    return fw.cast(check_floats(fw, call, name, array), fw.float32)
+
+
+def check_floats(fw, call, name, array):
+    """What may be converted to FP32, BF16 or FP16."""
     if fw.code(array) not in _FLOATS:
         raise invalid(f"{call}: {name} is {shown(array)}, must be of a floating-point type")
-    return fw.cast(array, fw.float32)
+    return array
 
 
 def empty_indices(fw, like, shape, dtype):

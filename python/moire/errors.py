@@ -21,7 +21,7 @@ class Error(RuntimeError):
     """A failed call: `code` says the kind, `message` is one sentence."""
 
     def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
+        self.args = (message,)  # by super(), torch.compile would raise an error of its own
         self.code = Code(code)
         self.message = message
 

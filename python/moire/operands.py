@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Literal, Union
 
-from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
+from .arrays import Torch, as_fp32, check_array, check_floats, check_rank, framework_of, torch
 from .autograd import named, parted, run, wanted
 from .context import is_explaining, note_weight
 from .dtypes import Array
@@ -69,7 +69,8 @@ class Operands:
         recipe.check_operands(call, self.x.dtype if dtype is None else dtype)
         check_rank(call, "x", self.x, 2)
         if copy is None:
-            self.fields["x"] = self.fw.cast(self.x, dtype)
+            x = self.x if dtype is None else check_floats(self.fw, call, "x", self.x)
+            self.fields["x"] = self.fw.cast(x, dtype)
         else:
             _check_recipe(call, "x", copy, recipe, recipe.format)
             self.fields["x"] = copy.stand_in(f"{call}: x", dtype or copy.dtype)
@@ -92,6 +93,8 @@ class Operands:
             fields[name] = [] if is_prepared else _trained(call, name, weights)
         else:
             fields[name] = _weight_arrays(self.fw, call, name, weights)
+            for weight in fields[name] if self.compute_dtype is not None else ():
+                check_floats(self.fw, call, name, weight)
         if quantized is None:
             return
         if not isinstance(quantized, (GroupedTensor, PreparedWeight)):

@@ -83,7 +83,7 @@ def number(name, value):
             value = float(value)
         except OverflowError:
             value = math.inf
-        if math.isfinite(value):
+        if -math.inf < value < math.inf:  # which torch.compile traces of a symbolic one, too
             return value
     raise wrong(name, value, "a finite number")
 

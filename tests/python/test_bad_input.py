@@ -294,3 +294,21 @@ def test_numpy_dtypes_and_arrays():
         refused(lambda a=bad: moire.convert_glu(a, "halves", 1), "tensor is a NumPy array ")
         refused(lambda a=bad: moire.grouped_linear(a, w, GROUPS), "must be a plain one of numbers")
     refused(lambda: moire.router(x, 2, expert_bias=[0] * 8), "router: expert_bias is a list")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_only_floating_point_numbers_are_converted(dtype):
+    """By compute_dtype and autocast: codes without their scales are none."""
+    x, w, bf16 = torch.ones(6, 8), torch.ones(2, 20, 8), {"compute_dtype": torch.bfloat16}
+    needs = "must be of a floating-point type"
+    for name, args in (("x", (x.to(dtype), w)), ("w", (x, w.to(dtype)))):
+        refused(lambda a=args: moire.grouped_linear(*a, GROUPS, **bf16), f"{name} is ", needs)
+        with torch.autocast("cpu", torch.bfloat16):
+            refused(lambda a=args: moire.grouped_linear(*a, GROUPS), f"{name} is ", needs)
+    refused(
+        lambda: moire.grouped_linear(
+            x.numpy().astype(np.int64), w.numpy(), GROUPS, compute_dtype=np.float16
+        ),
+        "x is int64",
+        needs,
+    )

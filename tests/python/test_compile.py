@@ -99,6 +99,23 @@ def test_moe_and_router(generator):
     compare(layer, [truth.draw(generator, *shape) for shape in shapes])
 
 
+def test_numbers_may_be_symbolic(generator):
+    """A router's scale, of which layers that are compiled one by one have each its own."""
+    x = truth.draw(generator, 6, 16)
+    for scale in (1.0, 2.5):
+        layer = nn.MoE(nn.GroupedMLP(4, 16, 24), nn.Router(16, 4, 2, scale=scale))
+        compiled = torch.compile(layer, fullgraph=COMPILES_WHOLE_GRAPHS, backend="eager")
+        assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.skipif(not COMPILES_WHOLE_GRAPHS, reason="this torch compiles in parts")
+def test_a_refusal_in_a_whole_graph_says_its_sentence():
+    layer = nn.MoE(nn.GroupedMLP(4, 16, 24), nn.Router(16, 4, 2))
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"MoE: x is \[6, 17\], must be \[..., 16\]"):
+        compiled(torch.ones(6, 17))
+
+
 def test_linear_glu_layouts_and_listed_weights(generator):
     groups = moire.Groups(splits=SPLITS)
 

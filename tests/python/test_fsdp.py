@@ -117,6 +117,17 @@ def test_a_moe_layer_whose_experts_are_sharded_trains(generator, mesh):
         assert torch.equal(mine.grad.full_tensor(), reference.grad)
 
 
+def test_routing_weights_stay_as_they_are(generator, mesh, monkeypatch):
+    """Of experts whose mixed precision rounds what their forward is called with."""
+    seen, whole = [], nn.mlp.moe
+    monkeypatch.setattr(nn.mlp, "moe", lambda x, **of: (seen.append(of), whole(x, **of))[1])
+    layer = nn.MoE(nn.GroupedMLP(3, 8, 6), nn.Router(8, 3, 2))
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(layer.experts, mesh=mesh, mp_policy=policy)
+    layer(torch.randn(5, 8, generator=generator))
+    assert [of["topk_weights"].dtype for of in seen] == [torch.float32]
+
+
 def test_a_chain_runs_sharded_layers_one_by_one(generator, mesh):
     x = torch.randn(5, 8, generator=generator)
     mlp = nn.GroupedMLP(3, 8, 6)

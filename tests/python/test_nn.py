@@ -436,6 +436,7 @@ def test_a_moe_layer_calls_its_experts(generator):
     x = torch.randn(6, H, generator=generator)
     layer, counted = nn.MoE(mlp(), nn.Router(H, E, 2)), []
     y = layer(x)
+    assert y._base is None  # what is written into a view, FSDP2 does not see
     handle = layer.experts.register_forward_hook(lambda module, args, y: 2 * y)
     assert torch.equal(layer(x), 2 * y)
     handle.remove()
@@ -446,8 +447,28 @@ def test_a_moe_layer_calls_its_experts(generator):
         -type(layer.experts).forward(layer.experts, *args, **options)
     )
     assert torch.equal(layer(x), -y)
-    with pytest.raises(moire.InvalidArgument, match="there are no splits, nor topk_idx and topk"):
-        mlp()(x)
+
+
+@pytest.mark.parametrize(
+    "name, part, message",
+    [
+        ("fc2", lambda: nn.GroupedLinear(E, H, H, weight_layout="in_out"), "weight_layout are"),
+        ("fc2", lambda: nn.GroupedLinear(E, H, H, compute_dtype=torch.bfloat16), "compute_dtype"),
+        ("activation", lambda: nn.ScaledGLU("swiglu", layout=1), "gate/up layout is 'halves, gate"),
+    ],
+)
+def test_an_mlp_with_a_part_that_does_not_fit_is_refused(generator, name, part, message):
+    layer = nn.GroupedMLP(E, H, H)
+    setattr(layer, name, part())
+    with pytest.raises(moire.InvalidArgument, match=f"GroupedMLP: .*{message}"):
+        layer(torch.ones(9, H), SPLITS)
+
+
+def test_a_router_from_meta_chooses_without_bias():
+    router = nn.Router(H, E, 2, expert_bias=True, device="meta").to_empty(device="cpu")
+    router.expert_bias.fill_(7)
+    router.reset_parameters()
+    assert not router.expert_bias.any()
 
 
 class Doubled(nn.GroupedLinear):

@@ -324,3 +324,16 @@ def test_buffers_that_no_module_takes_are_refused(generator, buffers, message):
     (name,) = buffers
     with pytest.raises(moire.InvalidArgument, match=f"{name} is given, but the chain has no mod"):
         nn.Sequential(nn.Sequential())(x, SPLITS, probs, **buffers)
+
+
+def test_a_moe_layer_in_a_chain_is_told_of_first_microbatches(generator):
+    x, _ = draw(generator)
+    experts = nn.GroupedMLP(E, H, F, accumulate_into_main_grad=True)
+    layer = nn.MoE(experts, nn.Router(H, E, 2))
+    found = []
+    for module in (layer, nn.Sequential(layer)):
+        for weight in experts.parameters():
+            weight.main_grad = torch.full_like(weight, 100)
+        module(x, is_first_microbatch=True).sum().backward()
+        found.append(experts.fc1.weight.main_grad)
+    assert torch.equal(*found)

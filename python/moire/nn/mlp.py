@@ -47,6 +47,15 @@ class ScaledSwiGLU(ScaledGLU):
         super().__init__("swiglu", GluLayout.of(glu_interleave_size, name))
 
 
+class Routed:
+    """What route() gives a call of the module in the place of splits: what casts or moves a call's
+    tensors (FSDP2's mixed precision) does not see these.
+    """
+
+    def __init__(self, options):
+        self.options = options
+
+
 class GroupedMLP(OfLayers, torch.nn.Module):
     """All experts of a mixture as one fused call: fc1, gated activation times probs, fc2.
 
@@ -77,6 +86,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         hidden, width = integer("GroupedMLP: hidden", hidden), integer("GroupedMLP: width", width)
         self.activation = ScaledGLU(act, layout)
         outputs = num_halves(self.activation.layout.fields) * width
+        layout = self.activation.layout
         self.fc1 = GroupedLinear(num_groups, hidden, outputs, glu_layout=layout, **linear_options)
         out = hidden if out_features is None else integer("GroupedMLP: out_features", out_features)
         self.fc2 = GroupedLinear(num_groups, width, out, **linear_options)
@@ -103,7 +113,11 @@ class GroupedMLP(OfLayers, torch.nn.Module):
     def _options(self, is_first_microbatch):
         ours = self._modules  # sooner than by Module.__getattr__
         for name, wanted in _PARTS.items():
-            if (reason := why_not_passed_by(ours[name], wanted)) is not None:
+            module = ours[name]
+            is_plain = type(module) is wanted and "forward" not in module.__dict__
+            if is_plain and not has_hooks(module):
+                continue
+            if (reason := why_not_passed_by(module, wanted)) is not None:
                 raise unsupported(
                     f"GroupedMLP: {name} has {reason}, which one call for all three would pass by; "
                     "give that (or fully_shard) to the GroupedMLP, or make it a Sequential"
@@ -115,21 +129,19 @@ class GroupedMLP(OfLayers, torch.nn.Module):
     def forward(
         self,
         x: Operand[torch.Tensor],
-        splits: Optional[Splits] = None,
+        splits: Splits,
         probs: Optional[torch.Tensor] = None,
         *,
         is_first_microbatch: Optional[bool] = None,
         **options: Any,
     ) -> torch.Tensor:
         """x [rows, H] in expert order, probs [rows]: [rows, N]; options are row_idx, scatter_idx,
-        out, grad_x_out and tail of moire.grouped_mlp. Without splits they are those of route().
+        out, grad_x_out and tail of moire.grouped_mlp.
         """
         ours = self._options(is_first_microbatch)
-        if splits is not None:
-            return grouped_mlp(x, groups=as_groups(splits), probs=probs, **ours, **options)
-        if probs is not None or "topk_weights" not in options:
-            raise invalid("GroupedMLP: there are no splits, nor topk_idx and topk_weights alone")
-        return moe(x, **ours, **options)
+        if isinstance(splits, Routed):
+            return moe(x, **splits.options, **ours)
+        return grouped_mlp(x, groups=as_groups(splits), probs=probs, **ours, **options)
 
     def route(
         self,
@@ -147,14 +159,20 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         module with these: hooks have their part.
         """
         routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan, "group": group}
-        options = {"micro_batches": micro_batches, "is_first_microbatch": is_first_microbatch}
-        return self(x, **routed, **options)
+        routed["micro_batches"] = micro_batches
+        return self(x, Routed(routed), is_first_microbatch=is_first_microbatch)
 
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):
     """What these modules say of one call of grouped_mlp or moe."""
     if (recipe := fc1.recipe) is not fc2.recipe and recipe != fc2.recipe:
         raise invalid(f"GroupedMLP: fc1 has {recipe}, fc2 {fc2.recipe}; assign GroupedMLP.recipe")
+    if (
+        fc1.weight_layout != fc2.weight_layout
+        or fc1.compute_dtype != fc2.compute_dtype
+        or fc1.glu_layout not in (None, activation.layout)
+    ) and (reason := why_not_fused((fc1, activation, fc2))) is not None:
+        raise invalid(f"GroupedMLP: {reason}")
     w1, copies1, sink1 = fc1.operands(is_first_microbatch)
     w2, copies2, sink2 = fc2.operands(is_first_microbatch)
     sinks = sink1 or FRESH, sink2 or FRESH
@@ -310,6 +328,8 @@ def _run_alone(modules, at, x, groups, probs, options):
         return module(x, probs, groups)
     if isinstance(module, (GroupedMLP, Sequential)):
         return module(x, groups, probs, **options)
+    if isinstance(module, OfLayers):
+        return module(x, is_first_microbatch=options["is_first_microbatch"])
     return module(x)
 
 

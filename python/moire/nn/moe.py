@@ -16,7 +16,7 @@ from ..micro_batches import stream_beside
 from ..routing import check_choice, router
 from ..values import flag, integer, wrong
 from .linear import OfLayers, parameter_options
-from .mlp import GroupedMLP
+from .mlp import GroupedMLP, Routed
 
 
 def _check_tokens(call, x, hidden):
@@ -51,6 +51,7 @@ class Router(torch.nn.Module):
         num_experts = integer("Router: num_experts", num_experts, 1)
         check_choice("Router", num_experts, k, kind, normalize, scale)
         self.k, self.kind, self.normalize, self.scale = k, kind, normalize, scale
+        self.hidden, self.num_experts = hidden, num_experts
         options = parameter_options("Router", device, dtype)
         self.weight = torch.nn.Parameter(torch.empty(num_experts, hidden, **options))
         bias = None
@@ -62,6 +63,8 @@ class Router(torch.nn.Module):
     def reset_parameters(self) -> None:
         bound = self.weight.shape[1] ** -0.5
         torch.nn.init.uniform_(self.weight, -bound, bound)
+        if self.expert_bias is not None:
+            torch.nn.init.zeros_(self.expert_bias)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, H]: (topk_idx [T, k], topk_weights [T, k] FP32)."""
@@ -73,8 +76,8 @@ class Router(torch.nn.Module):
         return router(logits, self.k, expert_bias=self.expert_bias, **options)
 
     def extra_repr(self) -> str:
-        experts, hidden = self.weight.shape
-        return f"{hidden}, {experts}, k={self.k}, {self.kind}, normalize={self.normalize}"
+        of = f"{self.hidden}, {self.num_experts}, k={self.k}"
+        return f"{of}, {self.kind}, normalize={self.normalize}"
 
 
 class MoE(OfLayers, torch.nn.Module):
@@ -151,7 +154,8 @@ class MoE(OfLayers, torch.nn.Module):
     def _routed(self, x, is_first_microbatch):
         tokens = x.reshape(-1, x.shape[-1])
         topk_idx, topk_weights = self.router(tokens)
-        options = {"topk_idx": topk_idx, "topk_weights": topk_weights, "group": self.group}
-        options.update(micro_batches=self.micro_batches, is_first_microbatch=is_first_microbatch)
-        y = self.experts(tokens, **options)  # what route() is, through whatever wraps them
-        return y.view(*x.shape[:-1], y.shape[-1])
+        routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "group": self.group}
+        routed = Routed({**routed, "micro_batches": self.micro_batches})
+        # What route() is, through whatever wraps them.
+        y = self.experts(tokens, routed, is_first_microbatch=is_first_microbatch)
+        return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
