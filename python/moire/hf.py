@@ -232,14 +232,29 @@ def _parameters_of_fsdp2():
 
 
 def recognise(experts: torch.nn.Module) -> ExpertsSpec:
-    """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported
-    says why there is none.
+    """The ExpertsSpec of an experts module, worked out on first use and kept on it until what it
+    came from is another; Unsupported says why there is none.
     """
     spec = getattr(experts, "_moire_spec", None)
-    if spec is None:
-        compiles = torch.compiler.is_compiling()
-        spec = _recognised_at(id(experts)) if compiles else _recognised(experts)
+    if torch.compiler.is_compiling():
+        return _recognised_at(id(experts)) if spec is None else spec
+    if spec is None or experts.__dict__.get("_moire_spec_of") != _deciding(experts):
+        spec = _recognised(experts)
     return spec
+
+
+def _deciding(experts):
+    kept = experts.__dict__
+    names = (
+        "act_fn",
+        "has_gate",
+        "is_transposed",
+        "limit",
+        "swiglu_limit",
+        "alpha",
+        "swiglu_alpha",
+    )
+    return [experts._modules.get("act_fn"), *(kept.get(name) for name in names)]
 
 
 @torch.compiler.assume_constant_result
@@ -256,7 +271,7 @@ def _recognised(experts: torch.nn.Module) -> ExpertsSpec:
     with ThreadPoolExecutor(1) as thread:
         act, layout = thread.submit(_gate_of, experts).result()
     spec = ExpertsSpec(act, layout, "in_out" if experts.is_transposed else "out_in")
-    experts.__dict__["_moire_spec"] = spec
+    experts.__dict__.update(_moire_spec=spec, _moire_spec_of=_deciding(experts))
     return spec
 
 

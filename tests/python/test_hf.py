@@ -125,6 +125,17 @@ def test_the_comparison_fails_on_a_wrong_layout(generator):
         assert_near(found, wanted, 80, torch.float32, "logits")
 
 
+def test_an_activation_that_changes_is_recognised_anew():
+    model = build("Mixtral")
+    experts = next(m for m in model.modules() if hasattr(m, "gate_up_proj"))
+    assert moire.hf.recognise(experts).act.kind == "swiglu"
+    experts.act_fn = torch.nn.GELU(approximate="tanh")
+    assert moire.hf.recognise(experts).act.kind == "geglu_tanh"
+    experts.act_fn = torch.nn.Tanh()
+    with pytest.raises(moire.Unsupported, match="has an activation that moire has not"):
+        moire.hf.recognise(experts)
+
+
 def test_from_config_and_no_grad(generator):
     config = transformers.MixtralConfig(**COMMON, **MODELS["Mixtral"], num_hidden_layers=1)
     model = transformers.MixtralForCausalLM._from_config(config, experts_implementation="moire")
