@@ -33,6 +33,7 @@ _NEEDS = ("has_gate", "has_bias", "is_transposed", "down_proj")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTEAD = "use another experts_implementation ('eager', 'grouped_mm') for this model"
 _STATES = "_module_state_mapping"  # where Torch keeps what is applied to modules, FSDP2 too
+_LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # of gates that clamp
 # Largest difference of two double-precision evaluations of one gate, relative to the largest value.
 _SAME_FUNCTION = 1e-6
 
@@ -244,16 +245,9 @@ def recognise(experts: torch.nn.Module) -> ExpertsSpec:
 
 
 def _deciding(experts):
+    """What a spec comes from, as far as somebody may assign it."""
     kept = experts.__dict__
-    names = (
-        "act_fn",
-        "has_gate",
-        "is_transposed",
-        "limit",
-        "swiglu_limit",
-        "alpha",
-        "swiglu_alpha",
-    )
+    names = ("act_fn", "has_gate", "is_transposed", *_LIMITS, *_ALPHAS)
     return [experts._modules.get("act_fn"), *(kept.get(name) for name in names)]
 
 
@@ -337,11 +331,9 @@ def _candidates(experts):
     if not experts.has_gate:
         yield from ((act, GluLayout(order="ungated")) for act in acts)
         return
-    limit = next(
-        (v for v in (getattr(experts, n, None) for n in ("limit", "swiglu_limit")) if v), None
-    )
+    limit = next((v for v in (getattr(experts, n, None) for n in _LIMITS) if v), None)
     if limit is not None:
-        alphas = {getattr(experts, n, None) for n in ("alpha", "swiglu_alpha")} - {None} | {1.0}
+        alphas = {getattr(experts, n, None) for n in _ALPHAS} - {None} | {1.0}
         acts += [
             Activation.clamped_swiglu(limit, alpha, offset)
             for alpha in alphas

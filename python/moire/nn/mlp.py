@@ -52,7 +52,7 @@ class Routed:
     tensors (FSDP2's mixed precision) does not see these.
     """
 
-    def __init__(self, options):
+    def __init__(self, **options: Any) -> None:
         self.options = options
 
 
@@ -85,8 +85,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         super().__init__()
         hidden, width = integer("GroupedMLP: hidden", hidden), integer("GroupedMLP: width", width)
         self.activation = ScaledGLU(act, layout)
-        outputs = num_halves(self.activation.layout.fields) * width
         layout = self.activation.layout
+        outputs = num_halves(layout.fields) * width
         self.fc1 = GroupedLinear(num_groups, hidden, outputs, glu_layout=layout, **linear_options)
         out = hidden if out_features is None else integer("GroupedMLP: out_features", out_features)
         self.fc2 = GroupedLinear(num_groups, width, out, **linear_options)
@@ -113,11 +113,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
     def _options(self, is_first_microbatch):
         ours = self._modules  # sooner than by Module.__getattr__
         for name, wanted in _PARTS.items():
-            module = ours[name]
-            is_plain = type(module) is wanted and "forward" not in module.__dict__
-            if is_plain and not has_hooks(module):
-                continue
-            if (reason := why_not_passed_by(module, wanted)) is not None:
+            if (reason := why_not_passed_by(ours[name], wanted)) is not None:
                 raise unsupported(
                     f"GroupedMLP: {name} has {reason}, which one call for all three would pass by; "
                     "give that (or fully_shard) to the GroupedMLP, or make it a Sequential"
@@ -159,8 +155,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         module with these: hooks have their part.
         """
         routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan, "group": group}
-        routed["micro_batches"] = micro_batches
-        return self(x, Routed(routed), is_first_microbatch=is_first_microbatch)
+        routed = Routed(**routed, micro_batches=micro_batches)
+        return self(x, routed, is_first_microbatch=is_first_microbatch)
 
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):

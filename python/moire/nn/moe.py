@@ -154,8 +154,8 @@ class MoE(OfLayers, torch.nn.Module):
     def _routed(self, x, is_first_microbatch):
         tokens = x.reshape(-1, x.shape[-1])
         topk_idx, topk_weights = self.router(tokens)
-        routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "group": self.group}
-        routed = Routed({**routed, "micro_batches": self.micro_batches})
+        choice = {"topk_idx": topk_idx, "topk_weights": topk_weights}
+        routed = Routed(**choice, group=self.group, micro_batches=self.micro_batches)
         # What route() is, through whatever wraps them.
         y = self.experts(tokens, routed, is_first_microbatch=is_first_microbatch)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
