@@ -92,18 +92,22 @@ __device__ inline GluGradient glu_gradient(const AnyActivation& any, float gate,
 }
 
 // Neighbouring columns, packed: gate and up become their gradients, and each column's part of
-// grad_probs is added to its sum.
+// grad_probs is added to its sum. Two at a time, which are read before either is written.
 template <class Activation, class Pack, int N>
 __device__ inline void glu_gradients(const Activation& activation, float prob, Pack& gate, Pack& up,
                                      const Pack& grad_act, Pack& act, float (&sums)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
+  const auto gradient = [&](int i) {
     const float grad = grad_act[i];
     const GluGradient g = glu_gradient(activation, gate[i], up[i], grad, prob);
-    gate.set(i, g.gate);
-    up.set(i, g.up);
-    act.set(i, g.glu * prob);
     sums[i] = fmaf(grad, g.glu, sums[i]);
+    return g;
+  };
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const GluGradient a = gradient(i), b = N == 1 ? a : gradient(i + 1);
+    gate.set_two(i, a.gate, b.gate);
+    up.set_two(i, a.up, b.up);
+    act.set_two(i, a.glu * prob, b.glu * prob);
   }
 }
 

@@ -58,6 +58,16 @@ struct alignas(sizeof(T) * N < kVectorBytes ? sizeof(T) * N : kVectorBytes) Pack
     }
   }
   __device__ void set(int i, float v) { values[i] = from_float<T>(v); }
+  // Neighbours from an even one on, as far as they are there, in one instruction where that exists.
+  __device__ void set_two(int i, float first, float second) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && N > 1) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
+      memcpy(&values[i], &two, sizeof(two));
+    } else {
+      set(i, first);
+      if constexpr (N > 1) set(i + 1, second);
+    }
+  }
 };
 
 template <int N, class T>

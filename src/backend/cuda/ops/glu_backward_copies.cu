@@ -31,7 +31,8 @@ struct PiecePlaces {
     up = block - gate;
   }
   __device__ uint32_t first(uint32_t column) const { return pair_of(column) + gate; }
-  __device__ uint32_t second(uint32_t column) const { return pair_of(column) + up; }
+  // What the second piece's place has other than the first's.
+  __device__ uint32_t between() const { return gate ^ up; }
   // Bits of a column are bits of the pair's.
   __device__ uint32_t pair_of(uint32_t column) const { return column + (column >> shift << shift); }
 };
@@ -43,7 +44,8 @@ struct BackwardArgs {
   Matrix<const __nv_bfloat16> grad_act;
   float* grad_probs_parts;  // or null
   float* grad_bias_parts;   // [blocks of 32 rows, columns of grad_z], or null
-  uint32_t f, f_tiles;
+  uint32_t f;
+  Divisor f_tiles;
   QuantizeTiles<TileRows<kScaling>> grad_z, act;
 
   // The tiles of grad_z for the columns of F from `first_f` on; the second of them only where there
@@ -70,15 +72,17 @@ template <int kScaling>
 __device__ inline void fetch_tile(uint32_t which, const Matrix<const __nv_bfloat16>& from,
                                   uint32_t first, uint32_t end, const RowRange& rows) {
   using Tile = GluTile<kScaling>;
-  constexpr uint32_t kRowsAtOnce = Tile::kThreads / Tile::kPieces;
+  constexpr int kRowsAtOnce = Tile::kThreads / Tile::kPieces;
   const uint32_t piece = threadIdx.x % Tile::kPieces, first_row = threadIdx.x / Tile::kPieces;
   const uint32_t column = first + kEight * piece;
-  const auto num_rows = column < end ? static_cast<uint32_t>(rows.size()) : 0;
+  const int left = column < end ? static_cast<int>(rows.size()) - static_cast<int>(first_row) : 0;
   const __nv_bfloat16* p = from.row(rows.begin + first_row) + column;
+  uint4* const to = &Tile::piece(which, first_row, piece);
 #pragma unroll
-  for (uint32_t row = first_row, i = 0; i < Tile::kRows / kRowsAtOnce; ++i) {
-    ptx::copy_async(&Tile::piece(which, row, piece), p, row < num_rows);
-    row += kRowsAtOnce;
+  for (int row = 0; row < Tile::kRows; row += kRowsAtOnce) {
+    uint4* const place = row % Tile::kPeriod == 0 ? to + row * Tile::kPieces
+                                                  : &Tile::piece(which, first_row + row, piece);
+    ptx::copy_async(place, p, row < left);
     p += kRowsAtOnce * from.stride;
   }
 }
@@ -107,29 +111,35 @@ class GradientPart {
  public:
   __device__ GradientPart(const BackwardArgs<kScaling, Columns>& args, const RowRange& rows,
                           uint32_t first_f)
-      : args_(args), first_f_(first_f), row_(rows.begin + in_tile()), has_row_(row_ < rows.end) {}
+      : args_(args), first_f_(first_f), rows_(rows) {}
 
   // The gradients in the places of what was fetched; this part's sum of grad_probs.
   template <class Activation>
   __device__ float backward(const Activation& activation) const {
-    const float prob = has_row_ ? args_.gating.prob(row_) : 1.0F;
+    const float prob = has_row() ? args_.gating.prob(row()) : 1.0F;
     float sums[kEight] = {};
-    const uint32_t steps = has_row_ ? kSegmentSteps : 0;  // zeros stay zeros
     const uint32_t column = kSegment * segment() + kEight * (threadIdx.x % 2);
-    const uint32_t first_place = place(0, args_.places.first(column));
-    const uint32_t second_place = place(0, args_.places.second(column));
     const uint32_t act_place = place(kActTile<Columns>, column);
+    uint32_t first_place = place(0, args_.places.first(column));
+    const uint32_t to_second = change(args_.places.between());
+    // A step's bits change the same bits of all threads' places: the lower one in every step, the
+    // upper one in every other.
+    static_assert(kSegmentSteps == 4);
+    uint32_t moves = change(args_.places.pair_of(kSumLanes));
+    const uint32_t upper = change(args_.places.pair_of(2 * kSumLanes));
+    const uint32_t steps = has_row() ? kSegmentSteps : 0;  // zeros stay zeros
 #pragma unroll 1
     for (uint32_t step = 0; step < steps; ++step) {
-      // A step's bits change the same bits of all threads' places.
-      const uint32_t moves = Tile::offset(0, 0, args_.places.pair_of(kSumLanes * step));
-      uint4& first = Tile::at(first_place ^ moves);
-      uint4& second = Tile::at(second_place ^ moves);
-      uint4& of_act = Tile::at(act_place ^ Tile::offset(0, 0, kSumLanes * step));
-      Packed8 gate, up, glu, first_half = bits_as<Packed8>(first), second_half{};
-      if constexpr (Columns::kIsGated) second_half = bits_as<Packed8>(second);
+      uint4& first = Tile::at(first_place);
+      uint4& second = Tile::at(first_place ^ to_second);
+      uint4& of_act = Tile::at(act_place ^ step * change(kSumLanes));
+      first_place ^= moves;
+      moves ^= upper;
+      const uint4 read[] = {first, second, of_act};
+      Packed8 gate, up, glu, first_half = bits_as<Packed8>(read[0]), second_half{};
+      if constexpr (Columns::kIsGated) second_half = bits_as<Packed8>(read[1]);
       args_.gating.columns.split(first_half, second_half, gate, up);
-      glu_gradients(activation, prob, gate, up, bits_as<Packed8>(of_act), glu, sums);
+      glu_gradients(activation, prob, gate, up, bits_as<Packed8>(read[2]), glu, sums);
       args_.gating.columns.join(gate, up, first_half, second_half);
       first = bits_as<uint4>(first_half);
       if constexpr (Columns::kIsGated) second = bits_as<uint4>(second_half);
@@ -141,21 +151,23 @@ class GradientPart {
   __device__ void store_sum(float sum) const {
     const int64_t parts = ceil_div(int64_t{args_.f}, int64_t{kSegment});
     const uint32_t part = first_f_ / kSegment + segment();
-    if (threadIdx.x % 2 != 0 || !has_row_ || part >= parts) return;
-    args_.grad_probs_parts[row_ * parts + part] = sum;
+    if (threadIdx.x % 2 != 0 || !has_row() || part >= parts) return;
+    args_.grad_probs_parts[row() * parts + part] = sum;
   }
 
  private:
   __device__ static uint32_t in_tile() { return threadIdx.x / 4; }
+  __device__ int64_t row() const { return rows_.begin + in_tile(); }
+  __device__ bool has_row() const { return in_tile() < static_cast<uint32_t>(rows_.size()); }
   __device__ static uint32_t segment() { return threadIdx.x / 2 % 2; }
+  __device__ static uint32_t change(uint32_t column) { return Tile::offset(0, 0, column); }
   __device__ static uint32_t place(uint32_t first_tile, uint32_t column) {
     return Tile::offset(first_tile, in_tile(), column);
   }
 
   const BackwardArgs<kScaling, Columns>& args_;
   uint32_t first_f_;
-  int64_t row_;
-  bool has_row_;
+  const RowRange& rows_;
 };
 
 // Partial sums of grad_z's columns, in tiles that others wrote.
@@ -214,14 +226,15 @@ __device__ inline void quantize_by_warps(const BackwardArgs<kScaling, Columns>& 
     }
   }
 }
-// The copies of one of the tiles, which is a block's, as its columns lie.
+
+// The copies of tile `which` of those, which is a block's, as its columns lie.
 template <bool kTransposes, int kScaling>
 __device__ inline void quantize_tile_by_block(const QuantizeTiles<TileRows<kScaling>>& copies,
-                                              const TilePart<kScaling>& tile,
+                                              uint32_t which, const TilePart<kScaling>& tile,
                                               const Reporter& reporter,
                                               const NonFiniteReporter& notes) {
   Rows<kScaling, TileRows<kScaling>> values;
-  copies.source.load(tile, reporter, values);
+  copies.source.load_from(which, tile, values);
   if constexpr (!kTransposes) {
     const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
     if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
@@ -232,7 +245,7 @@ __device__ inline void quantize_tile_by_block(const QuantizeTiles<TileRows<kScal
     }
     if (!copies.columnwise.is_present()) return;
     const TilePart<kScaling> part = part_of_columns(tile, copies.source.columns);
-    copies.source.load(part, reporter, values);
+    copies.source.load_from(which, part, values);
     const uint32_t met = quantize_transposed(copies, part, values);
     if (met == kIsOdd) note_first(copies, part, reporter, notes);
   }
@@ -242,18 +255,18 @@ template <bool kTransposes, int kScaling, class Columns>
 __device__ inline void quantize_by_block(const BackwardArgs<kScaling, Columns>& args,
                                          uint32_t index, const RowRange& rows, uint32_t first_f,
                                          const Reporter& reporter, const Notes& notes) {
-  const auto quantize = [&](const auto& copies, uint32_t first,
+  const auto quantize = [&](const auto& copies, uint32_t which, uint32_t first,
                             const NonFiniteReporter& of_copies) {
     const auto column = static_cast<int>(first);
     if (column >= copies.source.columns) return;  // a pair's second tile may not be there
     const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
-    quantize_tile_by_block<kTransposes>(copies, tile, reporter, of_copies);
+    quantize_tile_by_block<kTransposes>(copies, which, tile, reporter, of_copies);
   };
 #pragma unroll 1
   for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
-    quantize(args.grad_z, args.first_column(first_f, i), notes.grad_z);
+    quantize(args.grad_z, i, args.first_column(first_f, i), notes.grad_z);
   }
-  if (args.act.columnwise.is_present()) quantize(args.act, first_f, notes.act);
+  if (args.act.columnwise.is_present()) quantize(args.act, kActTile<Columns>, first_f, notes.act);
 }
 
 // What no group owns: the rows behind the last, by the blocks' first tiles, and, where the block
@@ -295,8 +308,8 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
   using Tile = GluTile<kScaling>;
   const ScaleBlocks& blocks = args.grad_z.blocks;
   if (blockIdx.x == 0) check_groups(blocks.groups, reporter, threadIdx.x, Tile::kThreads);
-  const uint32_t index = blockIdx.x / args.f_tiles;
-  const uint32_t first_f = blockIdx.x % args.f_tiles * kGluColumns;
+  const uint32_t index = args.f_tiles.quotient(blockIdx.x);
+  const uint32_t first_f = (blockIdx.x - index * args.f_tiles.value) * kGluColumns;
   const RowRange rows = blocks.at_together<Tile::kRows>(index, index);
   if (rows.size() > 0) compute(args, rows, first_f);
   if constexpr (kSums) sum_bias(args, index, rows, first_f);
@@ -343,7 +356,7 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
                                                .grad_probs_parts = call.grad_probs_parts,
                                                .grad_bias_parts = call.grad_bias_parts,
                                                .f = f,
-                                               .f_tiles = f_tiles,
+                                               .f_tiles = Divisor(f_tiles),
                                                .grad_z = tiles_of(call.grad_z, of_grad_z, blocks),
                                                .act = tiles_of(call.act, of_act, blocks)};
     const auto launch = [&]<bool kTransposes>() {

@@ -20,6 +20,7 @@ struct GluTile {
   static constexpr uint32_t kThreads = 4 * kRows;
   static constexpr uint32_t kBlocks = kIsMx ? 6 : 2;         // of a multiprocessor
   static constexpr uint32_t kPieces = kGluColumns / kEight;  // of a row
+  static constexpr int kPeriod = 32;                         // rows whose pieces lie differently
   static constexpr uint32_t kBytes = kRows * kGluColumns * sizeof(__nv_bfloat16);
 
   // Where eight columns of a row lie, in bytes, of tile `which` or, of tile 0, that behind it. A
@@ -68,8 +69,11 @@ struct TileRows {
 
   __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
   __device__ void load(const Part& tile, const Reporter&, Rows<Part::kRows>& values) const {
+    load_from(which(tile), tile, values);
+  }
+  // The same where the tile in shared memory is known.
+  __device__ void load_from(uint32_t from, const Part& tile, Rows<Part::kRows>& values) const {
     const auto row = static_cast<uint32_t>(tile.first_row);
-    const uint32_t from = which(tile);
     if constexpr (Tile::kIsMx) {
       values = {from, row, first_piece_of_warp() + threadIdx.x % 8};
     } else {

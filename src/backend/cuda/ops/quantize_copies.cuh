@@ -23,7 +23,7 @@ template <int kScaling, class Tile>
 __device__ inline auto* row_scales(const CopyTarget& to, const Tile& tile) {
   using S = Scales<kScaling>;
   return static_cast<typename S::Stored*>(to.scales) + tile.row(0) * to.scale_stride +
-         tile.column / S::kBlock * (S::kIsMx ? 1 : to.scale_step);
+         static_cast<uint32_t>(tile.column) / S::kBlock * (S::kIsMx ? 1 : to.scale_step);
 }
 
 template <int kScaling>
@@ -236,7 +236,7 @@ __device__ inline void share_columns(const TilePart<kScaling>& tile, const Rows&
   }
   __syncthreads();
   constexpr int kAll = ColumnMemory<kScaling, T>::kWarps, kWarps = kAll / kBlocks;
-  const auto of_pair = static_cast<int>(threadIdx.x) / Shape::kColumns;
+  const auto of_pair = static_cast<int>(threadIdx.x / Shape::kColumns);
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     uint32_t bits = 0;
@@ -350,9 +350,9 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
     __syncthreads();
   }
   MultiplierOf<kScaling> multipliers[kEight];
-  const int first = static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
+  const int first = static_cast<int>(threadIdx.x % Shape::kPieces * kEight);
   int block = Shape::kBlocks == 1 ? 0 : tile.first_row / (Shape::kRows / Shape::kBlocks);
-  if (tile.is_pair) block = static_cast<int>(threadIdx.x) / (Shape::kThreads / 2);
+  if (tile.is_pair) block = static_cast<int>(threadIdx.x / (Shape::kThreads / 2));
 #pragma unroll
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[block][first + i];
   const auto multiplier = [&](int, int j) { return multipliers[j]; };

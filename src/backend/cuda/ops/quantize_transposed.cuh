@@ -44,8 +44,8 @@ __device__ inline TilePart<kScaling> part_of_columns(const TilePart<kScaling>& t
   static_assert(TilePart<kScaling>::kRows * kWarp == Shape::kRows &&
                 Shape::kThreads / kWarp * kEight == Shape::kColumns);
   TilePart<kScaling> part = tile;
-  part.column = tile.first_column + static_cast<int>(threadIdx.x) / kWarp * kEight;
-  part.first_row = static_cast<int>(threadIdx.x) % kWarp * TilePart<kScaling>::kRows;
+  part.column = tile.first_column + static_cast<int>(threadIdx.x / kWarp * kEight);
+  part.first_row = static_cast<int>(threadIdx.x % kWarp * TilePart<kScaling>::kRows);
   part.rows_left = part.column < columns ? tile.tile_rows - part.first_row : 0;
   return part;
 }
@@ -67,7 +67,7 @@ __device__ inline MultiplierOf<kScaling> own_column_scale(const QuantizeTiles<So
                                                           float amax) {
   const CopyTarget& to = args.columnwise;
   const auto store = [&](float scale) {
-    const int column = part.column + static_cast<int>(threadIdx.x) % kWarp;
+    const int column = part.column + static_cast<int>(threadIdx.x % kWarp);
     if (threadIdx.x % kWarp >= kEight || column >= args.source.columns) return;
     static_cast<float*>(to.scales)[part.index * to.scale_stride + column] = scale;
   };
