@@ -48,7 +48,7 @@ check() {
   part check_fp8 "$build/bin/moire" check --device cuda --random 1000 \
     --dtype mxfp8,mxfp8_fast,fp8_block
   part check_quantized "$build/bin/moire" check quantize_tiny --device cuda
-  part check_fast paths fast_paths
+  part check_fast paths "fast_paths activation_paths"
   part check_fast_fp8 paths fp8_paths
   part check_random "$build/bin/moire" check --device cuda --random 2000 --dtype bf16 \
     --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2,fc2_dgrad,fc2_dgrad_glu,fc2_wgrad
@@ -61,13 +61,14 @@ jit() {
 }
 
 # On Hopper the fast paths are the sm90 kernels', and nothing else may take them.
-# paths FILE COMMAND...: checks the file's problems, by the command.
+# paths FILES COMMAND...: checks the files' problems, by the command.
 paths() {
-  local problems=$1 forced=()
+  local problems forced=()
+  read -ra problems <<<"$1"
   shift
   [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1) == 9.0 ]] &&
     forced=(--implementation sm90)
-  "$@" "$build/bin/moire" check "$problems" --device cuda --all-supported "${forced[@]}"
+  "$@" "$build/bin/moire" check "${problems[@]}" --device cuda --all-supported "${forced[@]}"
 }
 
 # Small cases: racecheck runs them a thousand times slower. Each argument has memory of its own, so
@@ -93,8 +94,9 @@ sanitize() {
   done
   for tool in memcheck racecheck initcheck; do
     part "$tool" paths fast_paths compute-sanitizer --tool "$tool" --error-exitcode 9
-    [ "$tool" = initcheck ] || # which takes stores by TMA for none
-      part "${tool}_fp8" paths fp8_paths compute-sanitizer --tool "$tool" --error-exitcode 9
+    [ "$tool" = initcheck ] || # which takes stores by TMA, that other kernels read, for none
+      part "${tool}_stored" paths "activation_paths fp8_paths" \
+        compute-sanitizer --tool "$tool" --error-exitcode 9
     part "${tool}_memory_bound" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$build/bin/moire" check --device cuda --random 40 --dtype bf16,fp32 --ops "$memory_bound"
   done
