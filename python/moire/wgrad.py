@@ -65,6 +65,9 @@ class ParameterGradients(FreshGradients):
         sink.parameters = weights if isinstance(weights, list) else [weights]
         sink._overwrites = bool(is_first_microbatch)
         ddp = self.queue.data_parallel()
+        if self.delayed:
+            self.queue.drop_failed()
+            _Pass.of(pass_of_backward())  # of a checkpoint, whose own pass may yet fail
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in sink.parameters):
             return sink
         name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
@@ -112,14 +115,16 @@ class ParameterGradients(FreshGradients):
         operands = dict(tensors_of(operands))
         versions = [version_of(t) for t in operands.values()]
         queue = self.queue  # a pass within another, which then goes on, has the larger number
+        of_pass = _Pass.of(pass_of_backward() if backward is None else backward)
         backward = max(backward or 0, queue.last + 1, *(d.backward for d in queue.waiting[-1:]))
-        deferred = _Deferred(backward, self, run, operands, versions, destination, added=[])
+        deferred = _Deferred(backward, of_pass, self, run, operands, versions, destination, [])
         restored_after_explaining(queue, "waiting")
         queue.waiting = (*queue.waiting, deferred)
 
     def run_deferred(self, hooks):
         """Runs what the oldest pass left, if any, then hooks. What fails stays, and all after."""
         queue = self.queue
+        queue.drop_failed()
         restored_after_explaining(queue, "waiting", "hooks", "last", "failed")
         if queue.waiting and not queue.hooks:  # else they are those that the last call left
             queue.failed = queue.waiting[0].backward
@@ -169,6 +174,11 @@ class _Queue:
     def __getstate__(self):
         return {}  # a copy has gradients of its own to wait for
 
+    def drop_failed(self):
+        """What passes left that then failed elsewhere."""
+        kept = (d for d in self.waiting if d.of_pass is None or not d.of_pass.has_failed())
+        self.waiting = tuple(kept)
+
     def data_parallel(self):
         """The DistributedDataParallel whose forward runs; or ran, where a backward pass runs what
         it left to a checkpoint.
@@ -179,10 +189,38 @@ class _Queue:
         return None if self._ddp is None else self._ddp()
 
 
+class _Pass:
+    """A backward pass. While it runs Torch's engine holds `succeed`, which it calls at the end, or
+    drops where the pass fails.
+    """
+
+    _by_number = weakref.WeakValueDictionary()
+    has_succeeded = False
+
+    def __init__(self):
+        def succeed():
+            self.has_succeeded = True
+
+        torch.autograd.Variable._execution_engine.queue_callback(succeed)
+        self.running = weakref.ref(succeed)
+
+    @classmethod
+    def of(cls, number):
+        """That of Torch's number, which runs; None where no engine does."""
+        found = cls._by_number.get(number)
+        if found is None and pass_of_backward() is not None:
+            found = cls._by_number[number] = cls()
+        return found
+
+    def has_failed(self):
+        return self.running() is None and not self.has_succeeded  # in this order: it may end here
+
+
 class _Deferred(NamedTuple):
     """A weight gradient that waits for backward_dw."""
 
     backward: int  # Torch's number of the pass
+    of_pass: Any
     sink: ParameterGradients
     run: Any
     operands: dict  # by name
