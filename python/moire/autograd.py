@@ -210,6 +210,7 @@ if torch is not None:
 
         @staticmethod
         def backward(ctx, *grads):
+            context.check_backward(grads)
             saved = ctx.saved_tensors  # once, as checkpoints give them
             if not torch.is_grad_enabled():
                 return _passed_back(ctx, saved, grads)
@@ -235,7 +236,6 @@ if torch is not None:
         """What autograd gets for each argument of a call."""
         if ctx.sinks is None:
             return ctx.gradients(saved, grads, ctx.needs_input_grad)
-        context.check_backward()
         needs, (op, how, _, spec, kept, likes) = _asked(ctx), ctx.call
         tensors = {**named(kept, saved), **_of_outputs(op, grads)}
         within = pass_of_backward() if ctx.within is None else ctx.within
@@ -250,7 +250,6 @@ if torch is not None:
         """Of each argument of a call, of what it saved and the gradients of its outputs; or by name
         what op.gradients makes, where it is told `to` which arrays those of weights go.
         """
-        context.check_backward()
         op, how, values, spec, kept, likes = call
         fields = {**values, **named(kept, saved), **_of_outputs(op, grads)}
         needs = named(spec, needs[1:])

@@ -32,7 +32,7 @@ from torch._C import _len_torch_dispatch_stack
 from . import process_groups
 from .arrays import Torch, as_fp32, check_array, check_rank
 from .communicator import Communicator, OfThisProcess
-from .context import is_explaining
+from .context import check_backward, is_explaining
 from .errors import invalid, unsupported
 from .groups import is_readable
 from .layers import Moe, features
@@ -410,6 +410,7 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_x, _=None, grad_weights=None):
+        check_backward([grad_x, grad_weights])
         grads = _Combine.apply(ctx.places, grad_x, grad_weights)
         return (None, *grads, None)[:3]
 
@@ -423,6 +424,7 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_y, grad_weights=None):
+        check_backward([grad_y, grad_weights])
         x, *choices = _Dispatch.apply(ctx.places, grad_y, grad_weights)
         return None, x, choices[1] if choices else None
 

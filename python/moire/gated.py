@@ -9,6 +9,7 @@ import numpy as np
 
 from .arrays import Numpy, Torch, as_fp32, assign, framework_of, torch
 from .autograd import Op, run
+from .context import check_backward
 from .dtypes import Array, Tensor
 from .errors import invalid
 from .grouped_tensor import GroupedTensor, follow
@@ -187,4 +188,5 @@ if torch is not None:
 
         @staticmethod
         def backward(ctx, grad):
+            check_backward([grad])
             return ConvertGluFunction.apply(grad, *ctx.values), None, None, None

@@ -227,6 +227,31 @@ def test_a_second_derivative_of_some_inputs_is_an_error(generator, name):
             torch.autograd.grad(grad.sum(), x)
 
 
+@pytest.mark.parametrize("name", [*OF_X, "convert_glu", "delayed", "ranks"])
+def test_gradients_in_a_batch_are_refused(device, generator, name):
+    """Before anything is left for later, as autograd would leave a part of a batch."""
+    t, x = make(generator), make(generator)["x"]
+    layer = moire.nn.GroupedMLP(3, H, F, delay_wgrad_compute=True)
+    (rank,) = moire.Communicator.threads(1, 1 << 20, devices=[device] * (device != "cpu") or None)
+    group = moire.ExpertParallel(rank, num_experts=3, max_tokens=42)
+    others = {
+        "convert_glu": lambda x, t: moire.convert_glu(x, "halves", 1, dim=1),
+        "delayed": lambda x, t: layer(x, SPLITS),
+        "ranks": lambda x, t: layer.route(x, torch.arange(42)[:, None] % 3, x[:, :1], group=group),
+    }
+    call = {**OF_X, **others}[name]
+
+    def batched(x):
+        return torch.autograd.functional.jacobian(lambda x: call(x.tanh(), t), x, vectorize=True)
+
+    with pytest.raises(moire.Unsupported, match="backward: the incoming gradients are a batch"):
+        batched(x)
+    y = call(x.requires_grad_(), t)
+    with pytest.raises(moire.Unsupported, match="give one gradient at a time"):
+        torch.autograd.grad(y, x, torch.ones(2, *y.shape), is_grads_batched=True)
+    assert not layer.fc1._wgrad.queue.waiting
+
+
 @pytest.mark.parametrize("into_main_grad", [False, True])
 def test_a_graph_of_gradients_that_nobody_reads_changes_none(generator, into_main_grad):
     options = {"bias": True, "accumulate_into_main_grad": into_main_grad}
