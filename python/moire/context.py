@@ -94,22 +94,25 @@ class _OfTorchsThread:
         value = this_thread.settings
         if value is None:
             return self._stashed() or _DEFAULT
-        if torch.cuda.is_initialized() and self._stashed() is not value:
-            self._stash(value)
+        self._give_gpus(value)
         return value
 
     def set(self, value):
         """Returns what reset() takes at the end of the block."""
         before = this_thread.settings, self._stashed()
         this_thread.settings = value
-        if torch.cuda.is_initialized():  # else get() sees to it
-            self._stash(value)
+        self._give_gpus(value)  # or get() does
         return before
 
     def reset(self, before):
         this_thread.settings, stashed = before
         if self._stashed() is not stashed:
             self._stash(stashed or _DEFAULT)
+
+    def _give_gpus(self, value):
+        # NOTE: inside get() this has Dynamo of torch 2.4 make a get() that returns None.
+        if torch.cuda.is_initialized() and self._stashed() is not value:
+            self._stash(value)
 
     def _stashed(self):
         has_some = torch._C._is_key_in_tls(self._KEY)

@@ -153,6 +153,29 @@ def test_modules(generator, packed):
     compare(layer, [truth.draw(generator, 7, 12)])
 
 
+def test_settings_and_explain_hold_between_the_graphs(generator):
+    layer, x = nn.GroupedLinear(3, 12, 16), truth.draw(generator, 9, 12)
+
+    def one_thread(x):
+        with moire.settings(num_threads=1):
+            seen.append(moire.context.settings_now().num_threads)
+            found.append(moire.explain(layer, x, SPLITS))
+            return layer(x + 1, SPLITS) * 2
+
+    def another_implementation(x):
+        with moire.strict(), moire.settings(implementation="none"):
+            return layer(x + 1, SPLITS)
+
+    seen, found, wanted = [], [], layer(x + 1, SPLITS) * 2
+    for _ in range(2):
+        assert torch.equal(torch.compile(one_thread, backend="eager")(x), wanted)
+    assert seen == [1, 1] and all(found) and len(found) == 2
+    for _ in range(2):
+        with pytest.raises(moire.Unsupported, match="none"):
+            torch.compile(another_implementation, backend="eager")(x)
+    assert moire.context.settings_now().num_threads is None
+
+
 @pytest.mark.slow
 def test_inductor(generator):
     splits = torch.tensor(SPLITS)
