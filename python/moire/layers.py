@@ -32,7 +32,7 @@ class How(NamedTuple):
     compute_dtype: Any = None  # that weights are cast to
     saves: bool = False  # z is kept for a backward, which else makes it again
     saves_act: bool = False  # and act: memory for time
-    needs_columns: bool = False  # x is kept for the weight gradient
+    wants: tuple = ()  # of what there are gradients; x is kept for that of the first weight
     saves_copy: bool = False  # as its 8-bit copy, column-wise
     copy_lies_transposed: bool = False  # see saved_columns.py
     grad_x_out: Any = None  # where that of x goes, in expert order
@@ -71,13 +71,15 @@ class Layer(Op):
         return made
 
     def kept(self, fields, made, how):
-        kept = {name: fields[name] for name in self.saved if name in fields}
+        readers = {**_READERS_OF_BIASES, **self.readers}
+        unread = {name for name, those in readers.items() if those.isdisjoint(how.wants)}
+        kept = {name: fields[name] for name in self.saved if name in fields and name not in unread}
         kept.update(made)
         del kept["y"]
-        if how.needs_columns and "x_columnwise" not in made:
+        if self.weights[0] in how.wants and "x_columnwise" not in made:
             form = next((n for n in ("x_given", "x_rowwise") if n in fields), "x")
             kept[form] = fields[form]
-        for w in self.weights if how.recipe.is_quantized else ():
+        for w in [w for w in self.weights if how.recipe.is_quantized and w not in unread]:
             copy = copy_for_backward(fields, w, how.recipe)
             if copy is not None:
                 kept[w], kept[f"{w}_copy"] = [], copy
@@ -199,7 +201,8 @@ class _Linear(Layer):
 class _Mlp(Layer):
     def kept(self, fields, made, how):
         """Without z, also what it is made of: x, and W1 as the forward read it."""
-        kept = super().kept(fields, made, how)
+        wants = how.wants if made.get("z") is not None else (*how.wants, "z")
+        kept = super().kept(fields, made, how._replace(wants=wants))
         if made.get("z") is None:
             names = ("x_rowwise" if "x_rowwise" in fields else "x", "w1_quantized")
             kept.update((name, fields[name]) for name in names if name in fields)
@@ -372,7 +375,10 @@ def _later(copy_lies_transposed, recipe, fields, grad_w, beta):
     add_sums(to, apart)
 
 
-_READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
+# Which gradients read what; "z" is a z that is made again.
+_READERS = {"w1": {"x", "z"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
+_SCALES = {"probs", "b2_scale", "topk_weights", "topk_weights_sent"}
+_READERS_OF_BIASES = {"bias": {"scale"}, "b1": {"z"}, "b2": _SCALES}
 LINEAR = _Linear("grouped_linear", {"w": {"x"}}, partial(_result_and_columns, "w"))
 MLP = _Mlp("grouped_mlp", _READERS, _made_by_mlp)
 MOE = Moe()

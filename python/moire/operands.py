@@ -208,7 +208,7 @@ class Operands:
         saves_copy = saves_copy and saves_z
         w = op.weights[0]
         turns_copy = saves_copy and lie_transposed(fw, fields, w, features(fields, w), recipe)
-        keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy, turns_copy
+        keeps = is_wanted and saves_z, is_wanted and saves_act, tuple(wants), saves_copy, turns_copy
         how = How(recipe, self.compute_dtype, *keeps, self.grad_x_out, out_dtype, route)
         y = run(op, fw, fields, how, is_wanted or has_history, sinks)
         if out is not None and not wants:
@@ -227,7 +227,7 @@ class Operands:
                 )
         self.give_copies_of_x(op.weights[0] in wants, needs_rows="z" in made and made["z"] is None)
         self._check_experts(op)
-        how = How(self.recipe, needs_columns=op.weights[0] in wants, is_in_order=True)
+        how = How(self.recipe, wants=tuple(wants), is_in_order=True)
         spec, arrays, values = parted(self.fields, op.arrays)
         fields = named(spec, [fw.detached(array) for array in arrays])
         kept = {**values, **op.kept(fields, {"y": None, **made}, how), "grad_y": grad_y}

@@ -134,7 +134,7 @@ def test_inference_mode_shows_it_and_counts(generator, view):
 @pytest.mark.parametrize("write", WRITES)
 def test_a_backward_notices_every_write(generator, part, write):
     layer = moire.nn.GroupedLinear(3, 64, 96, primary="mxfp8")
-    y = layer(truth.draw(generator, 12, 64), [4, 4, 4])
+    y = layer(truth.draw(generator, 12, 64).requires_grad_(), [4, 4, 4])
     with torch.no_grad():
         WRITES[write](PARTS[part](layer.weight))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
