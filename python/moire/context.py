@@ -321,23 +321,20 @@ def check_backward(grads):
     """That the gradients which came are each one, and that explain() saw the backward pass begin
     that is running: what such a pass leaves in `.grad`, no one could take back.
     """
-    if not torch.compiler.is_compiling() and any(map(_is_batch, grads)):
-        raise unsupported(
-            "backward: the incoming gradients are a batch (is_grads_batched=True, vectorize=True, "
-            "torch.func), which moire has no rules for; give one gradient at a time"
-        )
+    for grad in grads if not torch.compiler.is_compiling() else ():
+        if grad is None or torch._C._has_storage(grad):  # most, sooner found than the rest
+            continue
+        if is_functorch_wrapped_tensor(grad) or torch._C._dispatch_keys(grad).has(_BATCHED):
+            raise unsupported(
+                "backward: the incoming gradients are a batch (is_grads_batched=True, "
+                "vectorize=True, torch.func), which moire has no rules for; give one at a time"
+            )
     if is_explaining() and not _settings.get().keeps_gradients:
         raise unsupported(
             "explain: a backward pass was begun in a way that cannot be seen, and would accumulate "
             "gradients that were never computed; begin it with Tensor.backward or "
             "torch.autograd.grad"
         )
-
-
-def _is_batch(grad):
-    if grad is None or torch._C._has_storage(grad):  # most, sooner found than the rest
-        return False
-    return is_functorch_wrapped_tensor(grad) or torch._C._dispatch_keys(grad).has(_BATCHED)
 
 
 def restored_after_explaining(target, *names):

@@ -12,6 +12,7 @@ backward_dw writes main_grad.
 """
 
 import weakref
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -65,9 +66,9 @@ class ParameterGradients(FreshGradients):
         sink.parameters = weights if isinstance(weights, list) else [weights]
         sink._overwrites = bool(is_first_microbatch)
         ddp = self.queue.data_parallel()
-        if self.delayed:
-            self.queue.drop_failed()
-            _Pass.of(pass_of_backward())  # of a checkpoint, whose own pass may yet fail
+        # Of a reentrant checkpoint it is the pass around its own that must not fail.
+        sink._has_failed = _says_whether_it_fails() if self.delayed else None
+        self.queue.drop_failed()
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in sink.parameters):
             return sink
         name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
@@ -115,9 +116,9 @@ class ParameterGradients(FreshGradients):
         operands = dict(tensors_of(operands))
         versions = [version_of(t) for t in operands.values()]
         queue = self.queue  # a pass within another, which then goes on, has the larger number
-        of_pass = _Pass.of(pass_of_backward() if backward is None else backward)
+        has_failed = self._has_failed or _says_whether_it_fails()
         backward = max(backward or 0, queue.last + 1, *(d.backward for d in queue.waiting[-1:]))
-        deferred = _Deferred(backward, of_pass, self, run, operands, versions, destination, [])
+        deferred = _Deferred(backward, has_failed, self, run, operands, versions, destination, [])
         restored_after_explaining(queue, "waiting")
         queue.waiting = (*queue.waiting, deferred)
 
@@ -176,8 +177,7 @@ class _Queue:
 
     def drop_failed(self):
         """What passes left that then failed elsewhere."""
-        kept = (d for d in self.waiting if d.of_pass is None or not d.of_pass.has_failed())
-        self.waiting = tuple(kept)
+        self.waiting = tuple(d for d in self.waiting if not (d.has_failed and d.has_failed()))
 
     def data_parallel(self):
         """The DistributedDataParallel whose forward runs; or ran, where a backward pass runs what
@@ -189,38 +189,24 @@ class _Queue:
         return None if self._ddp is None else self._ddp()
 
 
-class _Pass:
-    """A backward pass. While it runs Torch's engine holds `succeed`, which it calls at the end, or
-    drops where the pass fails.
+def _says_whether_it_fails():
+    """Of the backward pass that runs, if one does: has_failed(). While it runs Torch's engine holds
+    what it calls at the end, or drops where the pass fails.
     """
-
-    _by_number = weakref.WeakValueDictionary()
-    has_succeeded = False
-
-    def __init__(self):
-        def succeed():
-            self.has_succeeded = True
-
-        torch.autograd.Variable._execution_engine.queue_callback(succeed)
-        self.running = weakref.ref(succeed)
-
-    @classmethod
-    def of(cls, number):
-        """That of Torch's number, which runs; None where no engine does."""
-        found = cls._by_number.get(number)
-        if found is None and pass_of_backward() is not None:
-            found = cls._by_number[number] = cls()
-        return found
-
-    def has_failed(self):
-        return self.running() is None and not self.has_succeeded  # in this order: it may end here
+    if pass_of_backward() is None:
+        return None
+    succeeded = []
+    succeed = partial(succeeded.append, True)
+    torch.autograd.Variable._execution_engine.queue_callback(succeed)
+    running = weakref.ref(succeed)
+    return lambda: running() is None and not succeeded  # in this order: it may end here
 
 
 class _Deferred(NamedTuple):
     """A weight gradient that waits for backward_dw."""
 
     backward: int  # Torch's number of the pass
-    of_pass: Any
+    has_failed: Any  # whether the pass did, later; or None
     sink: ParameterGradients
     run: Any
     operands: dict  # by name
