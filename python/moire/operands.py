@@ -22,6 +22,7 @@ from .routing import check_inverse
 from .saved_columns import lie_transposed
 from .tapes import spoil
 from .values import choice, flag, wrong
+from .wgrad import FRESH
 
 Operand = Union[Array, GroupedTensor]
 WeightCopies = Union[GroupedTensor, PreparedWeight]
@@ -199,6 +200,8 @@ class Operands:
         is_wanted, needs_w = bool(wants), op.weights[0] in wants
         out = fields.get("y")
         has_history = is_watched and out is not None and out.requires_grad
+        if self.compute_dtype is not None:
+            self._check_types(op, wants, sinks or (FRESH, FRESH))
         if recipe.is_quantized:
             self._check_copies(op, wants)
             is_gathered = fields.get("row_idx") is not None
@@ -251,6 +254,16 @@ class Operands:
         for name in op.weights:
             if (experts := self.weight_shape(name)[0]) != (n := self.fields["num_groups"]):
                 raise invalid(f"{self.call}: there are {n} splits but {name} has {experts} experts")
+
+    def _check_types(self, op, wants, sinks):
+        """A gradient is of its weight's own type, whatever that is cast to."""
+        for name, sink in zip(op.weights, sinks):
+            fresh = name in wants and not sink.accumulate_into_main_grad
+            if fresh and self.fw.dtype("float64") in [t.dtype for t in self.fields[name]]:
+                raise invalid(
+                    f"{self.call}: {name} is float64 and wants a gradient, which must be of "
+                    f"float32, bfloat16 or float16; cast it, or give it main_grad"
+                )
 
     def _check_copies(self, op, wants):
         """Without a master to quantise, a backward needs the copy of the other direction."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from moire import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 X, Z, W1, W2 = torch.ones(6, 8), torch.ones(6, 20), torch.ones(2, 20, 8), torch.ones(2, 8, 10)
@@ -312,3 +313,26 @@ def test_only_floating_point_numbers_are_converted(dtype):
         "x is int64",
         needs,
     )
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("how", ["asked for", "autocast", "delayed"])
+def test_weights_that_no_gradient_can_have_the_type_of_are_refused_in_the_forward(how, packed):
+    options = {"compute_dtype": None if how == "autocast" else torch.float32, "packed": packed}
+    layer = nn.GroupedLinear(2, 8, 8, delay_wgrad_compute=how == "delayed", **options).double()
+    with torch.autocast(X.device.type, torch.bfloat16, enabled=how == "autocast"):
+        refused(
+            lambda: layer(X, [4, 2]),
+            "grouped_linear: w is float64 and wants a gradient",
+            "which must be of float32, bfloat16 or float16; cast it, or give it main_grad",
+        )
+        layer.requires_grad_(False)(X, [4, 2])
+
+
+def test_weights_in_fp64_with_main_grad_in_fp32_are_taken():
+    layer = nn.GroupedLinear(
+        2, 8, 8, compute_dtype=torch.float32, accumulate_into_main_grad=True
+    ).double()
+    layer.weight.main_grad = torch.zeros(2, 8, 8)
+    layer(X, [4, 2]).sum().backward()
+    assert layer.weight.main_grad.count_nonzero() > 0
