@@ -25,11 +25,6 @@ from .dtypes import torch
 from .errors import error, invalid, unsupported
 from .values import dtype_name, flag, integer, wrong
 
-if torch is not None:
-    from torch._C._functorch import is_functorch_wrapped_tensor
-
-    _BATCHED = torch._C._parse_dispatch_key("Batched")  # by what came before torch.func
-
 _KINDS = {"cpu": 0, "cuda": 1}
 _MOST_THREADS = 4096
 calls_of_torch = "cffi"  # or "invoke.cpp": what info() says
@@ -322,9 +317,8 @@ def check_backward(grads):
     that is running: what such a pass leaves in `.grad`, no one could take back.
     """
     for grad in grads if not torch.compiler.is_compiling() else ():
-        if grad is None or torch._C._has_storage(grad):  # most, sooner found than the rest
-            continue
-        if is_functorch_wrapped_tensor(grad) or torch._C._dispatch_keys(grad).has(_BATCHED):
+        is_usual = grad is None or torch._C._has_storage(grad)  # sooner found than the rest
+        if not is_usual and "Batched" in str(torch._C._dispatch_keys(grad)):
             raise unsupported(
                 "backward: the incoming gradients are a batch (is_grads_batched=True, "
                 "vectorize=True, torch.func), which moire has no rules for; give one at a time"

@@ -205,10 +205,11 @@ class Operands:
         if recipe.is_quantized:
             self._check_copies(op, wants)
             is_gathered = fields.get("row_idx") is not None
-            saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
+            saves_copy = (
+                needs_w and saves_z and self.copy is None and recipe.saves_copy(is_gathered)
+            )
             self.give_copies_of_x(needs_w)
         self._check_experts(op)
-        saves_copy = saves_copy and saves_z
         w = op.weights[0]
         turns_copy = saves_copy and lie_transposed(fw, fields, w, features(fields, w), recipe)
         keeps = is_wanted and saves_z, is_wanted and saves_act, tuple(wants), saves_copy, turns_copy

@@ -152,8 +152,8 @@ class _Entry:
 
 
 def _mark(array):
-    """What a tensor carries while it lives, for torch.utils.swap_tensors takes none that has a weak
-    reference itself. Where attributes are copied it is of no use, and of a type that any file has.
+    """What a tensor carries, for torch.utils.swap_tensors takes none that has weak references. Of a
+    copy of the attributes it is of no use, and in a file a type that loads as weights_only.
     """
     if isinstance(array, np.ndarray):
         return array
