@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
+from torch.utils.flop_counter import register_flop_formula
 
 from . import invoke
 from .errors import invalid
@@ -93,6 +94,9 @@ def define(fw):
         _library.define(schema_of(entry))
         _library.impl(name, functools.partial(_run, name, fw), "CompositeExplicitAutograd")
         torch.library.register_fake(f"moire::{name}", functools.partial(_fake, name), lib=_library)
+    for name, products in _PRODUCTS.items():
+        formula = functools.partial(_flops, products)
+        register_flop_formula(getattr(torch.ops.moire, name))(formula)
     # Their results are writes, of which a policy of selective checkpoints would save nothing.
     ignored = getattr(torch.utils.checkpoint, "SAC_IGNORED_OPS", set())
     ignored.update(getattr(torch.ops.moire, name).default for name in invoke.ENTRIES)
@@ -100,6 +104,29 @@ def define(fw):
 
 def _run(name, fw, /, **values):
     invoke.invoke(name, values, fw)
+
+
+_ACT = ("grad_x", "grad_w1", "grad_b1", "grad_probs", "grad_z", "grad_z_columnwise")
+_PRODUCTS = {  # with which weight, and what is made of each where it is asked for
+    "grouped_gemm": {"b": [("d",)]},
+    "grouped_gemm_wgrad": {"d": [("d",)]},
+    "grouped_linear": {"w": [("y",)]},
+    "grouped_linear_backward": {"w": [("grad_x",), ("grad_w",)]},
+    "grouped_mlp": {"w1": [("y",)], "w2": [("y",)]},
+    "grouped_mlp_backward": {"w1": [("grad_x",), ("grad_w1",)], "w2": [_ACT, ("grad_w2",)]},
+}
+
+
+def _flops(products, *, capacity, out_shape, **shapes):
+    """What FlopCounterMode counts, of all rows: splits may lie on the device and are not read."""
+    total = 0
+    for weight, made in products.items():
+        forms = (weight, f"{weight}_quantized", f"{weight}_prepared_form", f"grad_{weight}")
+        shape = next((shapes[form] for form in forms if shapes.get(form)), (0, 0))  # of none made
+        out, inner = (shape[0] if isinstance(shape[0], tuple) else shape)[-2:]
+        count = sum(any(shapes.get(name) for name in names) for names in made)
+        total += count * 2 * capacity * out * inner
+    return total
 
 
 def rows_to_tokens(grad_rows, row_idx, shape, dtype):
