@@ -105,7 +105,7 @@ class _OfTorchsThread:
             self._stash(stashed or _DEFAULT)
 
     def _give_gpus(self, value):
-        # NOTE: inside get() this has Dynamo of torch 2.4 make a get() that returns None.
+        # NOTE: Dynamo of torch 2.4 miscompiles a get() that asks this itself: it returns None.
         if torch.cuda.is_initialized() and self._stashed() is not value:
             self._stash(value)
 
@@ -313,8 +313,8 @@ def note_not_fused(what, reason):
 
 
 def check_backward(grads):
-    """That the gradients which came are each one, and that explain() saw the backward pass begin
-    that is running: what such a pass leaves in `.grad`, no one could take back.
+    """That no incoming gradient is a batch, and that explain() saw the backward pass begin that is
+    running: what such a pass leaves in `.grad`, no one could take back.
     """
     for grad in grads if not torch.compiler.is_compiling() else ():
         is_usual = grad is None or torch._C._has_storage(grad)  # sooner found than the rest

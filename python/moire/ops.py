@@ -106,6 +106,7 @@ def _run(name, fw, /, **values):
     invoke.invoke(name, values, fw)
 
 
+# All for which grad_y goes through W2.
 _ACT = ("grad_x", "grad_w1", "grad_b1", "grad_probs", "grad_z", "grad_z_columnwise")
 _PRODUCTS = {  # with which weight, and what is made of each where it is asked for
     "grouped_gemm": {"b": [("d",)]},
@@ -117,8 +118,10 @@ _PRODUCTS = {  # with which weight, and what is made of each where it is asked f
 }
 
 
-def _flops(products, *, capacity, out_shape, **shapes):
-    """What FlopCounterMode counts, of all rows: splits may lie on the device and are not read."""
+def _flops(products, *, capacity=0, out_shape=None, **shapes):
+    """What FlopCounterMode counts, of all rows: splits may lie on the device and are not read.
+    Torch leaves out what has its default, as no rows have.
+    """
     total = 0
     for weight, made in products.items():
         forms = (weight, f"{weight}_quantized", f"{weight}_prepared_form", f"grad_{weight}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Union
@@ -129,14 +128,14 @@ class _Entry:
     """
 
     def __init__(self, arrays, tensor):
-        self.sources, self.objects = [weakref.ref(_mark(array)) for array in arrays], _ids(arrays)
+        self.sources, self.objects = [weakref.ref(array) for array in arrays], _ids(arrays)
         self.tensor, self.version = tensor, None
 
     def is_needed(self):
         return all(source() is not None for source in self.sources) or self.lives()
 
     def is_made_for(self, arrays):
-        return all(source() is _mark(array) for source, array in zip(self.sources, arrays))
+        return all(source() is array for source, array in zip(self.sources, arrays))
 
     def serves(self, arrays, wanted):
         """Whether the tensor is of arrays like these, and has these directions and this tag."""
@@ -149,18 +148,6 @@ class _Entry:
             and (tensor.has_columnwise or not wanted["columnwise"])
             and wanted.get("layout") in (None, tensor.layout)
         )
-
-
-def _mark(array):
-    """What a tensor carries, for torch.utils.swap_tensors takes none that has weak references. Of a
-    copy of the attributes it is of no use, and in a file a type that loads as weights_only.
-    """
-    if isinstance(array, np.ndarray):
-        return array
-    mark = vars(array).get("_moire_mark")
-    if mark is None or mark["of"] != id(array):
-        mark = array._moire_mark = OrderedDict(of=id(array))
-    return mark
 
 
 def _memory_of(arrays):

@@ -12,7 +12,6 @@ backward_dw writes main_grad.
 """
 
 import weakref
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -66,9 +65,6 @@ class ParameterGradients(FreshGradients):
         sink.parameters = weights if isinstance(weights, list) else [weights]
         sink._overwrites = bool(is_first_microbatch)
         ddp = self.queue.data_parallel()
-        # Of a reentrant checkpoint it is the pass around its own that must not fail.
-        sink._has_failed = _says_whether_it_fails() if self.delayed else None
-        self.queue.drop_failed()
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in sink.parameters):
             return sink
         name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
@@ -116,16 +112,14 @@ class ParameterGradients(FreshGradients):
         operands = dict(tensors_of(operands))
         versions = [version_of(t) for t in operands.values()]
         queue = self.queue  # a pass within another, which then goes on, has the larger number
-        has_failed = self._has_failed or _says_whether_it_fails()
         backward = max(backward or 0, queue.last + 1, *(d.backward for d in queue.waiting[-1:]))
-        deferred = _Deferred(backward, has_failed, self, run, operands, versions, destination, [])
+        deferred = _Deferred(backward, self, run, operands, versions, destination, added=[])
         restored_after_explaining(queue, "waiting")
         queue.waiting = (*queue.waiting, deferred)
 
     def run_deferred(self, hooks):
         """Runs what the oldest pass left, if any, then hooks. What fails stays, and all after."""
         queue = self.queue
-        queue.drop_failed()
         restored_after_explaining(queue, "waiting", "hooks", "last", "failed")
         if queue.waiting and not queue.hooks:  # else they are those that the last call left
             queue.failed = queue.waiting[0].backward
@@ -139,6 +133,12 @@ class ParameterGradients(FreshGradients):
             queue.hooks = queue.hooks[1:]
         if queue.failed != _Queue.failed:
             queue.last, queue.failed, queue.hooks = queue.failed, _Queue.failed, ()
+
+    def drop_deferred(self):
+        """Forgets what passes left, and hooks that were not done."""
+        queue = self.queue
+        restored_after_explaining(queue, "waiting", "hooks", "failed")
+        queue.waiting, queue.hooks, queue.failed = _Queue.waiting, _Queue.hooks, _Queue.failed
 
     def _run(self, deferred):
         for (name, operand), version in zip(deferred.operands.items(), deferred.versions):
@@ -175,10 +175,6 @@ class _Queue:
     def __getstate__(self):
         return {}  # a copy has gradients of its own to wait for
 
-    def drop_failed(self):
-        """What passes left that then failed elsewhere."""
-        self.waiting = tuple(d for d in self.waiting if not (d.has_failed and d.has_failed()))
-
     def data_parallel(self):
         """The DistributedDataParallel whose forward runs; or ran, where a backward pass runs what
         it left to a checkpoint.
@@ -189,24 +185,10 @@ class _Queue:
         return None if self._ddp is None else self._ddp()
 
 
-def _says_whether_it_fails():
-    """Of the backward pass that runs, if one does: has_failed(). While it runs Torch's engine holds
-    what it calls at the end, or drops where the pass fails.
-    """
-    if pass_of_backward() is None:
-        return None
-    succeeded = []
-    succeed = partial(succeeded.append, True)
-    torch.autograd.Variable._execution_engine.queue_callback(succeed)
-    running = weakref.ref(succeed)
-    return lambda: running() is None and not succeeded  # in this order: it may end here
-
-
 class _Deferred(NamedTuple):
     """A weight gradient that waits for backward_dw."""
 
     backward: int  # Torch's number of the pass
-    has_failed: Any  # whether the pass did, later; or None
     sink: ParameterGradients
     run: Any
     operands: dict  # by name

@@ -5,7 +5,6 @@ import torch
 import truth
 from moire import nn
 from samples_mlp import SPLITS, E, F, H
-from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -25,61 +24,76 @@ class Failing(torch.autograd.Function):
         return grad, None
 
 
-CALLS = {
-    "as it is": lambda call, x: call(x),
-    "checkpointed": lambda call, x: checkpoint(call, x, use_reentrant=False),
-    # Whose backward is a pass of its own, which succeeds within the one that fails.
-    "reentrant": lambda call, x: checkpoint(call, x, use_reentrant=True),
+MODULES = {
+    "linear": lambda delayed: nn.GroupedLinear(E, H, F, delay_wgrad_compute=delayed),
+    "mlp": lambda delayed: nn.GroupedMLP(E, H, F, delay_wgrad_compute=delayed),
+    "moe": lambda delayed: nn.MoE(MODULES["mlp"](delayed), nn.Router(H, E, 2)),
 }
 
 
-@pytest.mark.parametrize("how", CALLS)
-@pytest.mark.parametrize("retained", [False, True])
-def test_a_pass_that_failed_leaves_nothing(generator, how, retained):
-    """Whether the next is of its graph or of another: no later backward_dw is one pass late."""
-    plain, layer = (nn.GroupedLinear(E, H, F, delay_wgrad_compute=later) for later in (False, True))
-    plain.load_state_dict(layer.state_dict())
-    x, reasons = truth.draw(generator, 9, H), []
+@pytest.fixture(params=MODULES)
+def pair(request, generator):
+    """(a module, one like it that leaves weight gradients for later, a loss of either)."""
+    plain, later = MODULES[request.param](False), MODULES[request.param](True)
+    plain.load_state_dict(later.state_dict())
+    x = truth.draw(generator, 9, H)
+    splits = () if request.param == "moe" else (SPLITS,)
 
-    def loss(module, scale):
-        t = Failing.apply((scale * x).requires_grad_(), reasons)
-        return CALLS[how](lambda u: module(u, SPLITS), t).sin().sum()
+    def loss(module, scale, reasons=()):
+        t = Failing.apply((scale * x).requires_grad_(), list(reasons))
+        return module(t, *splits).sin().sum()
 
-    for scale in (1.0, 0.5, 0.25):
-        loss(plain, scale).backward()
-        reasons.append("elsewhere")
-        failing, before = loss(layer, scale), layer.weight.grad
-        with pytest.raises(RuntimeError, match="elsewhere"):
-            failing.backward(retain_graph=retained)
-        if not retained:
-            layer.backward_dw()  # there is nothing to do
-            assert layer.weight.grad is before
-        (failing if retained else loss(layer, scale)).backward()
-        layer.backward_dw()
-        assert torch.equal(layer.weight.grad, plain.weight.grad)
+    return plain, later, loss
 
 
-def test_operands_of_a_pass_that_failed_are_free_for_the_next(generator):
-    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
-    x = truth.draw(generator, 9, H).requires_grad_()
+def grads(module):
+    return [layer.weight.grad for layer in module.modules() if isinstance(layer, nn.GroupedLinear)]
+
+
+def fail(module, loss):
     with pytest.raises(RuntimeError, match="elsewhere"):
-        layer(Failing.apply(x, ["elsewhere"]), SPLITS).sum().backward()
-    layer(x, SPLITS)
-    assert not layer._wgrad.queue.waiting
+        loss(module, 2.0, ["elsewhere"]).backward()
 
 
-@pytest.mark.parametrize("reasons", [[], ["elsewhere"]])
-def test_backward_dw_may_be_called_inside_the_pass(generator, reasons):
-    """By a hook, which cannot know how the pass ends."""
-    plain, layer = (nn.GroupedLinear(E, H, F, delay_wgrad_compute=later) for later in (False, True))
-    plain.load_state_dict(layer.state_dict())
+def test_what_a_failed_pass_left_can_be_dropped(pair):
+    plain, later, loss = pair
+    for scale in (1.0, 0.5):
+        fail(later, loss)
+        later.drop_backward_dw()
+        later.backward_dw()  # there is nothing to do
+        loss(plain, scale).backward()
+        loss(later, scale).backward()
+        later.backward_dw()
+        assert all(map(torch.equal, grads(later), grads(plain)))
+
+
+def test_it_waits_until_then(pair):
+    """With what passes before and behind it left, each for a call of its own."""
+    plain, later, loss = pair
+    loss(later, 1.0).backward()
+    fail(later, loss)
+    loss(later, 0.5).backward()
+    for scale in (1.0, 2.0, 0.5):
+        loss(plain, scale).backward()
+        later.backward_dw()
+        assert all(map(torch.equal, grads(later), grads(plain)))
+
+
+def test_hooks_that_failed_are_dropped_too(generator):
+    layer, done, fails = MODULES["linear"](True), [], [True]
+    layer.register_wgrad_accumulation_and_reduce_hooks(lambda: fails and [][fails.pop()])
+    layer.register_wgrad_accumulation_and_reduce_hooks(lambda: done.append(True))
     x = truth.draw(generator, 9, H).requires_grad_()
-    plain(x, SPLITS).sin().sum().backward()
-    given = Failing.apply(x, reasons)
-    given.register_hook(lambda grad: layer.backward_dw())
-    loss, fails = layer(given, SPLITS).sin().sum(), bool(reasons)
-    try:
-        loss.backward()
-    except RuntimeError as e:
-        assert fails and "elsewhere" in str(e)
-    assert torch.equal(layer.weight.grad, plain.weight.grad)
+    layer(x, SPLITS).sum().backward()
+    with pytest.raises(IndexError):
+        layer.backward_dw()
+    layer.drop_backward_dw()
+    layer.backward_dw()
+    assert not done
+    layer(x, SPLITS).sum().backward()
+    layer.backward_dw()
+    assert done == [True]
+
+
+def test_of_a_layer_that_leaves_nothing_it_drops_nothing():
+    MODULES["linear"](False).drop_backward_dw()

@@ -41,3 +41,8 @@ def test_each_product_counts_as_one_of_all_rows(generator, recipe, packed, delay
     x.requires_grad_(False)
     y = mlp(x, SPLITS)
     assert counted(lambda: (y.sum().backward(), mlp.backward_dw()))[0] == 1
+
+
+def test_a_call_without_rows_counts_nothing():
+    layer, x = nn.GroupedLinear(3, H, F), torch.zeros(0, H, requires_grad=True)
+    assert counted(lambda: layer(x, [0, 0, 0]).sum().backward())[0] == 0

@@ -78,6 +78,11 @@ class OfLayers:
             if layer._wgrad.queue.last < failed:
                 layer.backward_dw()
 
+    def drop_backward_dw(self) -> None:
+        """As in GroupedLinear, of all."""
+        for layer in self._layers():
+            layer.drop_backward_dw()
+
     def _layers(self):
         return [module for module in self.modules() if isinstance(module, GroupedLinear)]
 
@@ -282,6 +287,13 @@ class GroupedLinear(WithoutExtraState):
         """The weight gradients that the oldest backward pass left, if any did, then the hooks."""
         if self.need_backward_dw():
             self._wgrad.run_deferred(list(self._wgrad_hooks))
+
+    def drop_backward_dw(self) -> None:
+        """Forgets all that waits for backward_dw: what a backward pass left that failed elsewhere
+        would else be made by the next call, and each later pass's by the one after its own.
+        """
+        if self.need_backward_dw():
+            self._wgrad.drop_deferred()
 
     def _trigger_wgrad_accumulation_and_reduce_hooks(self):
         # Megatron calls it, where it replayed a backward_dw that was captured.
