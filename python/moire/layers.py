@@ -41,6 +41,11 @@ class How(NamedTuple):
     is_in_order: bool = False  # the gradient of x stays in expert order
 
 
+# Which gradients read what, "z" being a z that is made again.
+_SCALES = {"probs", "b2_scale", "topk_weights", "topk_weights_sent"}
+_READERS_OF_BIASES = {"bias": {"scale"}, "b1": {"z"}, "b2": _SCALES}
+
+
 class Layer(Op):
     """An op with weights, of which every one is a list of arrays and has a gradient by itself.
     `readers`: by weight, which gradients are products with it.
@@ -50,6 +55,7 @@ class Layer(Op):
         others = ("scatter_idx", "y", "x_rowwise", "x_given", *(f"{w}_copy" for w in readers))
         super().__init__(entry, f"{entry}_backward", make, inputs, others=others)
         self.weights, self.readers = tuple(readers), readers
+        self.readers_of_saved = {**_READERS_OF_BIASES, **readers}
         self.writes = ENTRIES[self.backward].outputs
         given = (n for n in ENTRIES[entry].inputs if f"grad_{n}" in self.writes)
         self.vectors = tuple(n for n in given if n not in ("x", *readers))
@@ -71,8 +77,8 @@ class Layer(Op):
         return made
 
     def kept(self, fields, made, how):
-        readers = {**_READERS_OF_BIASES, **self.readers}
-        unread = {name for name, those in readers.items() if those.isdisjoint(how.wants)}
+        readers = self.readers_of_saved.items()
+        unread = {name for name, those in readers if those.isdisjoint(how.wants)}
         kept = {name: fields[name] for name in self.saved if name in fields and name not in unread}
         kept.update(made)
         del kept["y"]
@@ -375,10 +381,7 @@ def _later(copy_lies_transposed, recipe, fields, grad_w, beta):
     add_sums(to, apart)
 
 
-# Which gradients read what; "z" is a z that is made again.
 _READERS = {"w1": {"x", "z"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
-_SCALES = {"probs", "b2_scale", "topk_weights", "topk_weights_sent"}
-_READERS_OF_BIASES = {"bias": {"scale"}, "b1": {"z"}, "b2": _SCALES}
 LINEAR = _Linear("grouped_linear", {"w": {"x"}}, partial(_result_and_columns, "w"))
 MLP = _Mlp("grouped_mlp", _READERS, _made_by_mlp)
 MOE = Moe()
