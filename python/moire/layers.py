@@ -85,7 +85,9 @@ class Layer(Op):
         if self.weights[0] in how.wants and "x_columnwise" not in made:
             form = next((n for n in ("x_given", "x_rowwise") if n in fields), "x")
             kept[form] = fields[form]
-        for w in [w for w in self.weights if how.recipe.is_quantized and w not in unread]:
+        for w in self.weights if how.recipe.is_quantized else ():
+            if w in unread:
+                continue
             copy = copy_for_backward(fields, w, how.recipe)
             if copy is not None:
                 kept[w], kept[f"{w}_copy"] = [], copy
@@ -207,11 +209,11 @@ class _Linear(Layer):
 class _Mlp(Layer):
     def kept(self, fields, made, how):
         """Without z, also what it is made of: x, and W1 as the forward read it."""
-        wants = how.wants if made.get("z") is not None else (*how.wants, "z")
-        kept = super().kept(fields, made, how._replace(wants=wants))
-        if made.get("z") is None:
-            names = ("x_rowwise" if "x_rowwise" in fields else "x", "w1_quantized")
-            kept.update((name, fields[name]) for name in names if name in fields)
+        if made.get("z") is not None:
+            return super().kept(fields, made, how)
+        kept = super().kept(fields, made, how._replace(wants=(*how.wants, "z")))
+        names = ("x_rowwise" if "x_rowwise" in fields else "x", "w1_quantized")
+        kept.update((name, fields[name]) for name in names if name in fields)
         return kept
 
     def gradients(self, fw, fields, how, needs, likes):
