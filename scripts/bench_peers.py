@@ -9,7 +9,7 @@ blocks. Splits are ragged, neither
 aligned nor padded; TFLOP/s count useful rows. The peers and a dense product of 8192^3 take turns,
 each alone until the GPU is at its power limit (scripts/sustained.py, docs/performance.md); ratios
 are taken within a turn. What moire and the loop compute is compared with torch's before it is
-timed.
+timed; by how much others' results differ stands beside their rates.
 
   scripts/bench_peers.py --parts mlp layer --json build/gpu/peers.json
   scripts/bench_peers.py --shapes qwen3-30b-a3b --parts mlp --short
@@ -37,9 +37,9 @@ PARTS = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases, "fp8"
 # How many functions of each case take turns, without the loop and others' libraries; their kind.
 FUNCTIONS = {
     "gemm": [(2, "rows")] * 4 + [(3, None)] * 2,
-    "mlp": [(2, "mlp"), (3, "mlp")],
+    "mlp": [(2, "mlp"), (3, "mlp backward")],
     "layer": [(2, "layer")] * 2,
-    "fp8": [(2, "fp8 rows")] * 2 + [(2, "fp8 mlp")],
+    "fp8": [(2, "fp8 rows")] * 2 + [(4, "fp8 mlp")],
 }
 HAVE_LOOPS = ("gemm", "mlp")
 SECONDS_PER_CASE = 6  # to make its tensors, compile and compare
@@ -111,7 +111,8 @@ def planned(args):
     for part in args.parts:
         for functions, kind in FUNCTIONS[part]:
             is_there = kind in others.MODULES and importlib.util.find_spec(others.MODULES[kind])
-            functions += 1 + bool(is_there) + (args.loop and part in HAVE_LOOPS)  # 1: dense
+            functions += 1 + (args.loop and part in HAVE_LOOPS)  # 1: dense
+            functions += len(others.makers(kind)) if is_there else 0
             stretches += args.turns * functions
             cases += 1
     return stretches * len(args.shapes), cases * len(args.shapes)
@@ -146,6 +147,7 @@ def timed(case, shape, bench, with_loop, tick):
     row["peers"] = {name: m.to_json() for name, m in measured.items()}
     for name, run in case.run.items():
         row["peers"][name]["host_us"] = host_microseconds(run)
+        row["peers"][name]["difference"] = case.difference_of(name)
     for name, forward in case.keeps:
         row["peers"][name]["bytes_kept"] = bytes_kept(forward)
     row.update(comparisons(measured))
@@ -224,6 +226,8 @@ def peer_text(peer):
     text = f"{peer['ms']['median']:8.3f} ms {peer['tflops']:5.0f} TFLOP/s"
     for key, unit, digits in (("sm_mhz", "MHz", 0), ("watts", "W", 0), ("mj", "mJ", 1)):
         text += f" {peer[key]:7.{digits}f} {unit}" if peer[key] is not None else f"       - {unit}"
+    if peer.get("difference") is not None:
+        text += f", differs from torch by {peer['difference']:.0e}"
     if "host_us" in peer:
         text += f", host {peer['host_us']:.0f} us"
     if "bytes_kept" in peer:

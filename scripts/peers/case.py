@@ -12,6 +12,8 @@ class Case:
     flop: int
     run: dict  # peer -> function, which returns tensors
     absent: dict = field(default_factory=dict)  # peer -> why it is not among them
+    # Of others.py: peer -> what makes torch's results (the first of them at least) of its own.
+    comparable: dict = field(default_factory=dict)
     check: Any = None  # () -> pairs of tensors to agree; None: what moire and torch return
     check_added: Any = None  # () -> such pairs of "moire, FP32 added", from zero
     limit: float = 2e-2  # of a relative difference (of norms), between two BF16 computations
@@ -28,6 +30,13 @@ class Case:
         if "loop" in self.run:
             pairs += self._pairs("loop")
         return max(relative_difference(a, b) for a, b in pairs)
+
+    def difference_of(self, name):
+        """The same of one of others.py, or None."""
+        if name not in self.comparable:
+            return None
+        results = self.comparable[name](self.run[name]())
+        return max(relative_difference(a, b) for a, b in zip(results, self.run["torch"]()))
 
     def _pairs(self, name):
         return list(zip(self.run[name](), self.run["torch"]()))

@@ -1,9 +1,11 @@
 """moire's FP8 tensor cores beside other libraries': two products of 8-bit operands, and the MLP
-with its backward in the recipe fp8_block, its weights' copies kept. Others need splits in multiples
-of 128 (--multiple 128). torch, which has no such blocks for ragged rows, computes in BF16: the
-products of what the codes decode to, and the MLP of what was not quantised. Products are compared
-with a dense one of FP8, too.
+with its backward in the recipe fp8_block: weights prepared, or quantised at each call, and FP32
+gradients added. Others need splits in multiples of 128 (--multiple 128). torch, which has no such
+blocks for ragged rows, computes in BF16: the products of what the codes decode to, and the MLP of
+what was not quantised. Products are compared with a dense one of FP8, too.
 """
+
+from functools import partial
 
 import moire
 import torch
@@ -62,22 +64,18 @@ def _mlp(tensors):
     *_, case = mlps.cases(tensors)
     x, w1, w2, probs, grad_y = (case.operands[k] for k in ("x", "w1", "w2", "probs", "grad_y"))
     groups = moire.Groups.of_offsets(tensors.offsets, tensors.shape.rows)
-    with torch.no_grad():
-        copies = [moire.quantize(w, recipe=_RECIPE, columnwise=True) for w in (w1, w2)]
+    prepared = [moire.PreparedWeight(w.detach(), _RECIPE) for w in (w1, w2)]
 
-    def ours():
-        y = moire.grouped_mlp(
-            x,
-            w1,
-            w2,
-            groups,
-            probs=probs,
-            recipe=_RECIPE,
-            w1_quantized=copies[0],
-            w2_quantized=copies[1],
-        )
+    def ours(copies=prepared, wgrad=None):
+        given = dict(w1_quantized=copies[0], w2_quantized=copies[1], wgrad=wgrad)
+        y = moire.grouped_mlp(x, w1, w2, groups, probs=probs, recipe=_RECIPE, **given)
         return torch.autograd.grad(y, [x, w1, w2, probs], grad_y)
 
-    run = {"moire": ours, "torch": case.run["torch"]}
+    run = {
+        "moire": ours,
+        "moire, at each call": partial(ours, (None, None)),
+        mlps.ADDED: partial(ours, wgrad=mlps.sinks(w1, w2)),
+        "torch": case.run["torch"],
+    }
     operands = {**case.operands, "kind": "fp8 mlp"}
     return Case("fp8 mlp forward+backward", case.flop, run, operands=operands, limit=_QUANTISED)

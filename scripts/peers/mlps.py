@@ -7,6 +7,16 @@ from moire.wgrad import ParameterGradients
 
 from .case import Case, grouped_mm, no_grad
 
+ADDED = "moire, FP32 added"
+
+
+def sinks(w1, w2):
+    """grouped_mlp's wgrad: gradients of both are added to FP32 main_grads, which they get here."""
+    for w in (w1, w2):
+        w.main_grad = torch.zeros_like(w, dtype=torch.float32)
+        w.grad_added_to_main_grad = False  # so that autograd gets something for it
+    return tuple(ParameterGradients(True, False).of_call("grouped_mlp", w, None) for w in (w1, w2))
+
 
 def compiled_act():
     """SwiGLU times the probabilities, in FP32, as one kernel; compiled anew for each shape."""
@@ -56,20 +66,17 @@ def cases(tensors):
         return lambda: torch.autograd.grad(forward()[0], leaves, grad_y)
 
     run = {name: with_backward(forward) for name, forward in both.items()}
-    for w in (w1, w2):
-        w.main_grad = torch.zeros_like(w, dtype=torch.float32)
-        w.grad_added_to_main_grad = False  # so that autograd gets something for it
-    sinks = tuple(ParameterGradients(True, False).of_call("grouped_mlp", w, None) for w in (w1, w2))
-    run["moire, FP32 added"] = with_backward(lambda: ours(sinks))
+    added = sinks(w1, w2)
+    run[ADDED] = with_backward(lambda: ours(added))
 
-    def added():
+    def check_added():
         for w in (w1, w2):
             w.main_grad.zero_()
-        run["moire, FP32 added"]()
+        run[ADDED]()
         wanted = run["torch"]()
         return [(w.main_grad, g) for w, g in zip((w1, w2), wanted[1:3])]
 
     keeps = (("moire", ours), ("torch", theirs))
-    operands["grad_y"] = grad_y
-    options = {"keeps": keeps, "operands": operands, "check_added": added}
+    operands = {**operands, "kind": "mlp backward", "grad_y": grad_y}
+    options = {"keeps": keeps, "operands": operands, "check_added": check_added}
     yield Case("mlp forward+backward", 3 * flop, run, **options)
