@@ -146,7 +146,9 @@ class GroupedMLP(OfLayers, MegatronModule):
         options = fused_options(self.linear_fc1, self.activation, self.linear_fc2, None)
         if probs is None:
             options["b2_scale"] = None
-        buffers = {"out": output_buffer, "grad_x_out": grad_input_buffer}
+        # Detached: a dispatcher has the same memory in each step, whose graphs are none of it.
+        out = None if output_buffer is None else output_buffer.detach()
+        buffers = {"out": out, "grad_x_out": grad_input_buffer}
         return grouped_mlp(x, groups=groups, probs=probs, **options, **buffers), None
 
     def sharded_state_dict(

@@ -290,12 +290,14 @@ def test_buffers_are_written(groups, generator):
     mlp = made(config_of(), groups)
     given = inputs(generator)
     y, _ = mlp(*given)
-    out, grad_x = torch.empty(ROWS, H), torch.empty(ROWS, H)
-    found, _ = mlp(*given, output_buffer=out, grad_input_buffer=grad_x)
-    assert torch.equal(found, y) and found.data_ptr() == out.data_ptr()
-    found.sum().backward()
     (wanted,) = torch.autograd.grad(y.sum(), given[0])
-    assert torch.equal(grad_x, wanted)
+    out, grad_x = torch.empty(ROWS, H), torch.empty(ROWS, H)
+    for _ in range(2):  # steps, which share the buffers
+        out.zero_(), grad_x.zero_()
+        found, _ = mlp(*given, output_buffer=out, grad_input_buffer=grad_x)
+        assert torch.equal(found, y) and found.data_ptr() == out.data_ptr()
+        found.sum().backward()
+        assert torch.equal(grad_x, wanted)
 
 
 def flat(shards):
