@@ -17,16 +17,17 @@ namespace moire::staging {
 
 template <class A>
 struct Entry;
-#define MOIRE_ENTRY_OF(name, workspace)                                                       \
+#define MOIRE_ENTRY_OF(name, workspace, has_workspace)                                        \
   template <>                                                                                 \
   struct Entry<Args<moire_##name##_args>> {                                                   \
     static constexpr Status (*kRun)(const Context&, const Args<moire_##name##_args>&) = name; \
-    /* Null where the op takes no workspace. */                                               \
+    /* Else null, which under UBSan is compared at run time alone. */                         \
+    static constexpr bool kHasWorkspace = has_workspace;                                      \
     static constexpr Status (*kWorkspace)(const Context&, const Args<moire_##name##_args>&,   \
                                           size_t*) = workspace;                               \
   };
-#define MOIRE_ENTRY(name) MOIRE_ENTRY_OF(name, nullptr)
-#define MOIRE_ENTRY_WITH_WORKSPACE(name) MOIRE_ENTRY_OF(name, name##_workspace)
+#define MOIRE_ENTRY(name) MOIRE_ENTRY_OF(name, nullptr, false)
+#define MOIRE_ENTRY_WITH_WORKSPACE(name) MOIRE_ENTRY_OF(name, name##_workspace, true)
 MOIRE_FOR_EACH_OP(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
 #undef MOIRE_ENTRY_WITH_WORKSPACE
 #undef MOIRE_ENTRY

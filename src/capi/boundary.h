@@ -46,7 +46,8 @@ template <class C>
 Status read_args(std::string_view entry, const C* given, Args<C>* out,
                  std::string_view name = "args") {
   if (given == nullptr) return invalid(entry, name, " is null");
-  if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(C)) {
+  if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(C) ||
+      given->struct_size % alignof(C) != 0) {
     return invalid(entry, "struct_size is ", given->struct_size,
                    ", must be set to sizeof(the struct), at most ", sizeof(C), " in this library");
   }

@@ -130,6 +130,8 @@ bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<con
   require(is_aligned(w.list, alignof(void*)), name, ".list is not aligned to its ", sizeof(void*),
           "-byte pointers");
   require(!listed || t.data == nullptr, name, " has both packed data and a list");
+  require(!listed || t.is_contiguous(), name, " is a list of matrices with row stride ", t.stride(),
+          ", needs contiguous ones");
   if (!ok() || !layout_of(name, t, dtypes, listed)) return false;
   if (!listed || purpose_ == Purpose::kSizeWorkspace || t.num_elements() == 0) return true;
   const int64_t element = dtype_size(t.type());

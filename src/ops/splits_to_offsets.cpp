@@ -15,8 +15,8 @@ void validate(ArgumentCheck& check, const SplitsToOffsetsArgs& args) {
                 "splits has 0 entries, offsets need at least 1 (the leading zero)");
   check.require(args.capacity >= -1, "capacity is ", args.capacity,
                 ", must be a number of rows, or -1 (not checked)");
-  check.require(args.num_outputs >= 0, "num_outputs is ", args.num_outputs,
-                ", must not be negative");
+  check.require(args.num_outputs >= 0 && args.num_outputs <= int64_t{1} << 30, "num_outputs is ",
+                args.num_outputs, ", must be 0 to 2^30");
   check.require(args.outputs != nullptr || args.num_outputs == 0,
                 "outputs is null but num_outputs is ", args.num_outputs);
   check.require(reinterpret_cast<uintptr_t>(args.outputs) % alignof(moire_offsets_output) == 0,

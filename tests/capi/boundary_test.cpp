@@ -76,8 +76,9 @@ TEST_F(CBoundary, EveryOpRefusesNullAndWrongSizes) {
     expect(entry.call(context_, nullptr), op + "args is null");
     const std::string needs = ", must be set to sizeof(the struct), at most " +
                               std::to_string(entry.struct_size) + " in this library";
-    for (const size_t wrong : {size_t{0}, size_t{4}, entry.struct_size + sizeof(size_t),
-                               std::numeric_limits<size_t>::max()}) {
+    for (const size_t wrong :
+         {size_t{0}, size_t{4}, entry.struct_size - 4, entry.struct_size + sizeof(size_t),
+          std::numeric_limits<size_t>::max()}) {
       args[0] = wrong;
       expect(entry.call(context_, args.data()),
              op + "struct_size is " + std::to_string(wrong) + needs);

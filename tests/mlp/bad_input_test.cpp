@@ -73,6 +73,13 @@ void add_weight(std::vector<BadInput<A>>& table, moire_weight A::*weight, const 
   add(
       "_list", [](moire_weight& w) { w.tensor.data = nullptr, w.list = null_matrices; },
       name + "[0] of the list is null");
+  add(
+      "_list_stride",
+      [](moire_weight& w) {
+        w.tensor.data = nullptr, w.list = null_matrices;
+        w.tensor.row_stride = w.tensor.shape[2] + 1;
+      },
+      name + " is a list of matrices with row stride ");
 }
 
 // What both ops have: groups, activation, layout, recipe, tail.

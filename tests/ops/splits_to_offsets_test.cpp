@@ -176,7 +176,9 @@ TEST_F(BadCall, GetsAMessageThatSaysWhatWasFoundAndNeeded) {
   args.capacity = -2;
   expect_error("capacity is -2, must be a number of rows, or -1");
   args.num_outputs = -1;
-  expect_error("num_outputs is -1, must not be negative");
+  expect_error("num_outputs is -1, must be 0 to 2^30");
+  args.num_outputs = std::numeric_limits<int64_t>::max();
+  expect_error("num_outputs is 9223372036854775807, must be 0 to 2^30");
   args.outputs = nullptr;
   expect_error("outputs is null but num_outputs is 1");
   outputs[0].multiplier = -8;

@@ -45,7 +45,7 @@ Context cpu(int num_threads = 0);
 template <class A>
 Status run(const Tested& context, A args) {
   using Entry = staging::Entry<A>;
-  if constexpr (Entry::kWorkspace == nullptr) {
+  if constexpr (!Entry::kHasWorkspace) {
     return context.call(args, Entry::kRun);
   } else {
     size_t bytes = 0;

@@ -87,6 +87,11 @@ class Failures(CommandLineTest):
         message = self.bad("bench", sizes)
         self.assertIn("found a problem of at least 466 TiB, needed at most the ", message)
         self.assertIn("reads 698 TiB, writes 698 TiB", self.good("explain", sizes))
+        message = self.bad("errors", "groups=64 hidden=1000000 ffn=1000000 rows=100")
+        self.assertRegex(message, r"found a problem of at least .* PiB, needed at most the ")
+        for command in ("check", "errors"):
+            message = self.bad(command, f"{SMALL} dropped=1099511627776")
+            self.assertIn("found a problem of at least 32.0 TiB, needed at most the ", message)
         self.assertLess(time.monotonic() - begin, 5)
 
     def test_an_unknown_implementation_is_bad_usage(self):
@@ -112,6 +117,14 @@ class Failures(CommandLineTest):
         needed = '--svg: found "/no/such/folder/chart.svg", needed a file that can be written'
         self.assertIn(needed, message)
         self.assertLess(time.monotonic() - begin, 30)
+
+    def test_bench_refuses_more_threads_than_cores(self):
+        message = self.bad("bench", SMALL, "--threads", "4096")
+        self.assertIn("bench: found --threads 4096, needed at most ", message)
+
+    def test_settings_replace_each_field_that_they_name(self):
+        line = "groups=2 hidden=32 ffn=32 rows=10 seed=3"
+        self.assertIn("seed=5", self.good("explain", line, "--json", "--set", "rows=12 seed=5"))
 
     def test_a_bad_file_is_named_with_its_line(self):
         with tempfile.TemporaryDirectory() as folder:

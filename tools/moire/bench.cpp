@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <stdexcept>
@@ -131,6 +132,16 @@ Problem smaller(const Problem& p) {
   return small;
 }
 
+// A file of this name, which is not left behind where there was none; nothing of "".
+void require_writable(const std::string& svg) {
+  if (svg.empty()) return;
+  const bool is_new = !std::filesystem::exists(svg);
+  if (!std::ofstream(svg, std::ios::app)) {
+    throw UsageError("--svg: found \"", svg, "\", needed a file that can be written");
+  }
+  if (is_new) std::filesystem::remove(svg);
+}
+
 }  // namespace
 
 int64_t rotating_sets(int64_t cache_bytes, int64_t memory_bytes, int64_t set_bytes) {
@@ -175,14 +186,16 @@ int run_bench(const Options& options) {
     throw UsageError("bench: --sustained needs --device cuda, found cpu");
   }
   if (on_cpu && common.threads == 0) common.threads = available_cores();
+  if (on_cpu && common.threads > available_cores()) {
+    throw UsageError("bench: found --threads ", common.threads, ", needed at most ",
+                     available_cores(), ", the cores that it may use: rates are of whole ones");
+  }
   const Context context = open_context(common);
   const std::vector<Group> groups = groups_of(options, on_cpu);
   for (const Group& group : groups) require_memory_for(context, group);
   if (options.sustained) return run_sustained_bench(context, groups, options);
   const std::string& svg = options.svg;
-  if (!svg.empty() && !std::ofstream(svg, std::ios::app)) {
-    throw UsageError("--svg: found \"", svg, "\", needed a file that can be written");
-  }
+  require_writable(svg);
   Protocol protocol;
   protocol.seconds = options.seconds;
   if (!on_cpu) protocol.pause_seconds = 0;  // nobody waits

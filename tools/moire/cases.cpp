@@ -211,7 +211,7 @@ Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
     const A there = staged.on_device(with(given));
     return [there](const Context& context) { return Entry<A>::kRun(context, there); };
   };
-  if constexpr (Entry<A>::kWorkspace != nullptr) {
+  if constexpr (Entry<A>::kHasWorkspace) {
     call.workspace = [ready, as_run](const Context& context, size_t* bytes) {
       const Status status = ready(context);
       return status.ok() ? Entry<A>::kWorkspace(context, *as_run, bytes) : status;
@@ -264,7 +264,9 @@ Plan plan(const Context& context, const Call& call, Operands& operands) {
 void require_memory_for(const Context& context, const Problem& problem) {
   Case what(problem, Operands::Content::kNone);
   for (const Call& call : what.calls) plan(context, call, what.operands);
-  const int64_t needed = what.operands.bytes(), free = available_memory_bytes();
+  constexpr int64_t kBytesPerChoice = 32;  // of the routing, beside the operands
+  const int64_t needed = what.operands.bytes() + kBytesPerChoice * problem.dropped;
+  const int64_t free = available_memory_bytes();
   if (needed <= free) return;
   throw UsageError("found a problem of at least ", human_bytes(needed), ", needed at most the ",
                    human_bytes(free), " that this machine has free: ", to_line(problem),

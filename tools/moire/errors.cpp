@@ -93,6 +93,7 @@ int run_errors(const Options& options) {
                        "\", needed op=mlp with rows, and no --dtype: each recipe has its own");
     }
     const std::vector<Problem> problems = problems_of(p);
+    for (const Problem& of_recipe : problems) require_memory_for(context, of_recipe);
     if (!options.json) {
       std::printf("%s\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n",
                   wrap_data(text("`", to_line(p), "`")).c_str(), join(kOutputs, " | ").c_str());

@@ -60,9 +60,9 @@ std::vector<Problem> load_problems(const std::string& what) {
 }
 
 Problem with_settings(const Problem& problem, const std::vector<std::string>& settings) {
+  const std::string given = text(" ", join(settings, " "));
   const auto sets = [&](std::string_view key) {
-    return std::any_of(settings.begin(), settings.end(),
-                       [&](const std::string& s) { return s.starts_with(text(key, "=")); });
+    return given.find(text(" ", key, "=")) != std::string::npos;
   };
   const bool resizes = sets("rows") || sets("groups");
   std::string line;

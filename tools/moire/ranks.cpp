@@ -84,17 +84,17 @@ class World : public std::enable_shared_from_this<World> {
     out.expect = [self = shared_from_this(), expect, &args](Device) {
       return expect({args.begin(), args.end()});
     };
-    constexpr auto kWorkspace = staging::Entry<A>::kWorkspace;
-    if constexpr (kWorkspace != nullptr) {  // equal parts: rank 0 has most tokens
+    constexpr bool kHasWorkspace = staging::Entry<A>::kHasWorkspace;
+    if constexpr (kHasWorkspace) {  // equal parts: rank 0 has most tokens
       out.workspace = [&args](const Context& context, size_t* bytes) {
-        Status status = kWorkspace(context, args[0], bytes);
+        Status status = staging::Entry<A>::kWorkspace(context, args[0], bytes);
         *bytes *= args.size();
         return status;
       };
     }
     out.run = [self = shared_from_this(), &args](const Context& context, Workspace workspace) {
       std::vector<A> calls = args;
-      if constexpr (kWorkspace != nullptr) {
+      if constexpr (kHasWorkspace) {
         const size_t part = workspace.bytes / calls.size();
         auto* of_rank = static_cast<std::byte*>(workspace.data);
         for (size_t i = 0; i < calls.size(); ++i) calls[i].workspace = {of_rank + i * part, part};
