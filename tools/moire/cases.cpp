@@ -264,8 +264,7 @@ Plan plan(const Context& context, const Call& call, Operands& operands) {
 void require_memory_for(const Context& context, const Problem& problem) {
   Case what(problem, Operands::Content::kNone);
   for (const Call& call : what.calls) plan(context, call, what.operands);
-  constexpr int64_t kBytesPerChoice = 32;  // of the routing, beside the operands
-  const int64_t needed = what.operands.bytes() + kBytesPerChoice * problem.dropped;
+  const int64_t needed = what.operands.bytes() + Operands::kRoutingBytes * problem.dropped;
   const int64_t free = available_memory_bytes();
   if (needed <= free) return;
   throw UsageError("found a problem of at least ", human_bytes(needed), ", needed at most the ",

@@ -45,7 +45,7 @@ const std::vector<float>& normal_numbers() {
 
 // The splits, and the routing of operands that are filled, lie on the host beside the operands.
 const Problem& with_arrays_that_fit(const Problem& p, Operands::Content content) {
-  constexpr double kBytesPerGroup = 64, kBytesPerRow = 32;  // with what makes them
+  constexpr double kBytesPerGroup = 64, kBytesPerRow = Operands::kRoutingBytes;
   const bool routes = content != Operands::Content::kNone;
   const double needed = kBytesPerGroup * static_cast<double>(p.groups) +
                         (routes ? kBytesPerRow * static_cast<double>(p.capacity()) : 0);

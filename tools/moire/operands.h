@@ -74,6 +74,7 @@ class Operands {
   void poison_tail(const TensorView& t) const;
 
   int64_t bytes() const { return memory_.bytes(); }
+  static constexpr int64_t kRoutingBytes = 32;  // beside it, for a row or a dropped choice
   std::string first_broken_guard() const { return memory_.first_broken_guard(); }
 
  private:
