@@ -718,7 +718,7 @@ enum moire_recipe {
  * calls until the weight changes. The memory has no header: calls look at this struct alone, and
  * refuse one of another recipe, device, layout, shape or version. All zero: absent. */
 typedef struct moire_prepared_weight {
-  moire_tensor memory; /* UINT8 [bytes], 256-byte aligned, the caller's; opaque */
+  moire_tensor memory; /* UINT8 [bytes], 64-byte aligned, the caller's; opaque */
   int32_t version;     /* of the library's forms */
   int32_t form;        /* which of them (docs/numerics.md) */
   int32_t device;      /* moire_device */

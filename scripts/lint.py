@@ -77,13 +77,13 @@ PARTS = (
         "spine",
         ("include/", "src/core/", "src/ops/", "src/mlp/", "src/capi/", "src/backend/*"),
         7100,
-        ceiling=7922,
+        ceiling=7976,
         without=PARALLEL,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
     Part("expert parallelism", PARALLEL, 2625),
-    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=16190, without=PARALLEL),
-    Part("Python", ("python/moire/",), 5100, ceiling=8281, without=INTEGRATIONS),
+    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=16408, without=PARALLEL),
+    Part("Python", ("python/moire/",), 5100, ceiling=8327, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7163),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

@@ -93,8 +93,8 @@ bool check_prepared(ArgumentCheck& check, std::string_view name, const moire_pre
   take_copies(arena, found, form);
   check.tensor(Name(name, ".memory"), found.memory, kBytesOnly,
                {{"bytes", static_cast<int64_t>(arena.used())}});
-  return check.require(reinterpret_cast<uintptr_t>(found.memory.data) % 256 == 0, name,
-                       ".memory is not aligned to 256 bytes");
+  return check.require(reinterpret_cast<uintptr_t>(found.memory.data) % 64 == 0, name,
+                       ".memory is not aligned to 64 bytes");
 }
 
 WeightOperand prepared_operand(const moire_prepared_weight& p, bool along_in) {
@@ -103,9 +103,8 @@ WeightOperand prepared_operand(const moire_prepared_weight& p, bool along_in) {
   const int32_t direction = weight_direction(scaling_of_copies(p, form), p.layout, along_in);
   if (direction == MOIRE_ROWWISE)
     return {Weight(copies.rowwise.data, p.layout), copies.rowwise.scales};
-  const bool is_turned = form == WeightForm::kCores;
-  const int32_t turned = p.layout == MOIRE_OUT_IN ? MOIRE_IN_OUT : MOIRE_OUT_IN;
-  return {Weight(copies.columnwise.data, is_turned ? turned : p.layout), copies.columnwise.scales};
+  const int32_t layout = form == WeightForm::kCores ? turned(p.layout) : p.layout;
+  return {Weight(copies.columnwise.data, layout), copies.columnwise.scales};
 }
 
 QuantizeWeightArgs quantize_step(const PrepareWeightArgs& args, const WeightCopies& copies) {

@@ -29,6 +29,11 @@ enum class WeightForm : int32_t {
   kCores = 3,        // what FP8 tensor cores read: tiles, and the contracted dimension last
 };
 
+// The layout of a weight that is turned over.
+constexpr int32_t turned(int32_t layout) {
+  return layout == MOIRE_OUT_IN ? MOIRE_IN_OUT : MOIRE_OUT_IN;
+}
+
 // How a recipe quantises weights.
 constexpr int32_t weight_scaling_of(int32_t recipe) {
   return recipe == MOIRE_RECIPE_FP8_BLOCK ? MOIRE_SCALING_FP8_TILE : MOIRE_SCALING_MXFP8;

@@ -58,6 +58,7 @@ class Steps {
   }
 
   const Status& status() const { return status_; }
+  const Context& context() const { return context_; }
   bool on_cpu() const { return context_.device() == Device::kCpu; }
   // Of the pieces and the largest scratch, once measured.
   size_t bytes() const { return arena.used() + largest_; }

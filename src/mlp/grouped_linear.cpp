@@ -26,9 +26,9 @@ void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
 
 void run_steps(Steps& steps, const GroupedLinearArgs& args) {
   LayerSteps layer(steps, args);
-  const WeightOperand w = layer.weight_operand(given_w(args), true);
-  const RaggedOperand x =
-      layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise, w, args.y);
+  const RaggedOperand given{args.x, args.row_idx, args.x_scales};
+  const WeightOperand w = layer.weight_operand(given_w(args), true, args.y, given);
+  const RaggedOperand x = layer.forward_operand(given, args.x_columnwise, w, args.y);
   layer.run_forward(x, w, args.bias, args.scale, args.y);
 }
 
@@ -64,7 +64,9 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   LayerSteps layer(steps, args);
   const bool needs_grad_x = is_present(args.grad_x), needs_grad_w = is_present(args.grad_w);
   WeightOperand w;
-  if (needs_grad_x) w = layer.weight_operand(given_w(args), false);
+  if (needs_grad_x) {
+    w = layer.weight_operand(given_w(args), false, args.grad_x, operand_of(args.grad_y_rowwise));
+  }
   BiasBackwardArgs bias;
   bias.scale = args.scale;
   bias.grad_bias = args.grad_bias;

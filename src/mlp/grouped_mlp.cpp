@@ -51,13 +51,14 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
 
 void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   LayerSteps layer(steps, args);
-  const WeightOperand w1 = layer.weight_operand(given_w1(args), true);
-  const WeightOperand w2 = layer.weight_operand(given_w2(args), true);
-  const int64_t f = w2.weight.in_features();
-  const TensorView z(nullptr, DType::kBF16, {args.groups.capacity, w1.weight.out_features()});
-  const RaggedOperand x =
-      layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise, w1,
-                            is_present(args.z) ? args.z : z);
+  const int64_t f = given_w2(args).in_features(), columns = given_w1(args).out_features();
+  const TensorView z = is_present(args.z)
+                           ? TensorView(args.z)
+                           : TensorView(nullptr, DType::kBF16, {args.groups.capacity, columns});
+  const RaggedOperand given{args.x, args.row_idx, args.x_scales};
+  const WeightOperand w1 = layer.weight_operand(given_w1(args), true, z, given);
+  const WeightOperand w2 = layer.weight_operand(given_w2(args), true, args.y);
+  const RaggedOperand x = layer.forward_operand(given, args.x_columnwise, w1, z);
   auto fc1 = layer.product_of<GroupedGemmGluArgs>(x, w1);
   share_activation(fc1, args);
   fc1.bias = args.b1;

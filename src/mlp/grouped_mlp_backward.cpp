@@ -123,6 +123,11 @@ GluArgs act_args(const GroupedMlpBackwardArgs& args, const TensorView& act) {
   return glu_args;
 }
 
+// What FC2's dgrad makes, in 8-bit recipes.
+TensorView grad_act_of(const GroupedMlpBackwardArgs& args) {
+  return {nullptr, DType::kBF16, {args.groups.capacity, given_w2(args).in_features()}};
+}
+
 // Which copies are made for FP8 tensor cores. Those of one source are, or none.
 struct MadeForCores {
   bool grad_y, grad_z, x, act;
@@ -134,12 +139,12 @@ MadeForCores made_for_cores(const LayerSteps& layer, const GroupedMlpBackwardArg
       layer.cores_make_wgrad(args.grad_w1, args.grad_z_columnwise, args.x_columnwise);
   const bool makes_w2 =
       layer.cores_make_wgrad(args.grad_w2, args.grad_y_columnwise, args.act_columnwise);
-  const TensorView grad_act(nullptr, DType::kBF16, {args.groups.capacity, w2.weight.in_features()});
-  return {.grad_y = makes_w2 && (!needs.grad_z || layer.cores_multiply(w2, false, grad_act)),
-          .grad_z = makes_w1 && !is_present(args.grad_z_columnwise) &&
-                    layer.cores_multiply(w1, false, args.grad_x),
-          .x = makes_w1,
-          .act = makes_w2};
+  return {
+      .grad_y = makes_w2 && (!needs.grad_z || layer.cores_multiply(w2, false, grad_act_of(args))),
+      .grad_z = makes_w1 && !is_present(args.grad_z_columnwise) &&
+                layer.cores_multiply(w1, false, args.grad_x),
+      .x = makes_w1,
+      .act = makes_w2};
 }
 
 // Memory for what the products leave to each other and the caller did not give.
@@ -179,8 +184,11 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),
              needs_x = is_present(args.grad_x);
   WeightOperand w1, w2;
-  if (needs_x) w1 = layer.weight_operand(given_w1(args), false);
-  if (needs.grad_z) w2 = layer.weight_operand(given_w2(args), false);
+  if (needs_x) w1 = layer.weight_operand(given_w1(args), false, args.grad_x);
+  if (needs.grad_z) {
+    const RaggedOperand given = operand_of(args.grad_y_rowwise);
+    w2 = layer.weight_operand(given_w2(args), false, grad_act_of(args), given);
+  }
   const MadeForCores made = made_for_cores(layer, args, needs, w1, w2);
   const Between between = take_between(layer, args, needs, made);
   // grad_b2, and the gradient of what scales it: where that is probs, added to what FC2's dgrad

@@ -115,10 +115,41 @@ RaggedOperand LayerSteps::forward_operand(const RaggedOperand& x, const moire_qu
   return operand_of(rowwise);
 }
 
-WeightOperand LayerSteps::weight_operand(const GivenWeight& given, bool along_in) {
+std::optional<WeightOperand> LayerSteps::core_weight(const GivenWeight& given, bool along_in,
+                                                     const TensorView& d) {
+  if (!may_use_cores()) return std::nullopt;
+  // Of a forward alone a prepared weight has one copy; dgrad's is the forward's of the other
+  // layout.
+  const auto for_forward = [&](int32_t layout) { return along_in ? layout : turned(layout); };
+  PrepareWeightArgs args;
+  args.w = given.weight;
+  args.w.layout = for_forward(args.w.layout);
+  args.recipe = recipe.id;
+  args.fractional_scales = recipe.fractional_scales;
+  args.forward_only = 1;
+  if (!prepare_weight_form(steps.context(), args, &args.prepared).ok()) return std::nullopt;
+  if (args.prepared.form != static_cast<int32_t>(WeightForm::kCores)) return std::nullopt;
+  const auto operand = [&] {
+    WeightOperand made = prepared_operand(args.prepared, true);
+    made.weight.layout = for_forward(made.weight.layout);
+    return made;
+  };
+  if (!cores_multiply(operand(), along_in, d)) return std::nullopt;
+  args.prepared.memory.data = steps.arena.take(args.prepared.memory.shape[0]);
+  steps.run(prepare_weight, prepare_weight_workspace, args, given.name);
+  return operand();
+}
+
+WeightOperand LayerSteps::weight_operand(const GivenWeight& given, bool along_in,
+                                         const TensorView& d, const RaggedOperand& rows) {
   const Weight weight = given.weight;
   if (!recipe.is_quantized) return {weight, {}};
   if (is_present(given.prepared)) return prepared_operand(given.prepared, along_in);
+  // Tensor cores may not take rows that are given, and what is folded is exact for nobody else.
+  const bool are_theirs = !rows.scales.is_present() || recipe.scaling != MOIRE_SCALING_MXFP8;
+  if (!is_present(given.copy) && are_theirs) {
+    if (const auto made = core_weight(given, along_in, d)) return *made;
+  }
   moire_quantized copy = given.copy;
   if (!is_present(copy)) {
     const int32_t direction = weight_direction(recipe.weight_scaling, weight.layout, along_in);

@@ -6,6 +6,7 @@
 #include <moire/quantize.h>
 #include <moire/routing.h>
 
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -139,9 +140,11 @@ struct LayerSteps {
   RaggedOperand forward_operand(const RaggedOperand& x, const moire_quantized& columnwise,
                                 const WeightOperand& w, const TensorView& d);
 
-  // The weight of a product along `in` (forward) or along `out` (dgrad): as it is, prepared, its
-  // copy, or a copy that is made.
-  WeightOperand weight_operand(const GivenWeight& given, bool along_in);
+  // The weight of a product along `in` (forward) or along `out` (dgrad) into `d`: as it is,
+  // prepared, its copy, or a copy that is made. `rows` of the product are given in 8 bits, or
+  // absent.
+  WeightOperand weight_operand(const GivenWeight& given, bool along_in, const TensorView& d,
+                               const RaggedOperand& rows = {});
 
   // `bias` keeps what is left to sum.
   GradY grad_y_operands(const GivenGradY& given, bool needs_rows, bool needs_columns,
@@ -190,6 +193,10 @@ struct LayerSteps {
     return !steps.on_cpu() && recipe.accumulation == MOIRE_ACCUMULATE_FAST;
   }
   moire_quantized core_copy(Arena& arena, DType element, int32_t direction, int64_t columns) const;
+  // The weight as FP8 tensor cores read it for the one product, and the step that makes it; nothing
+  // where they do not make the product.
+  std::optional<WeightOperand> core_weight(const GivenWeight& given, bool along_in,
+                                           const TensorView& d);
   RaggedOperand gathered_once(const RaggedOperand& rows);
   GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,
                                   const moire_weight& grad_w) const;

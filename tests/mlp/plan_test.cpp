@@ -1,7 +1,9 @@
 // What would run of a layer in FP8: on GPUs, planned without one, and on a CPU.
 #include <moire/explain.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/divide.h"
@@ -21,10 +23,10 @@ Context planning(const std::string& gpu = "sm90") {
   return Context::create(planned).value().explaining();
 }
 
-// The products of a forward and a backward.
-std::vector<Step> products(const std::string& gpu, int32_t recipe,
-                           const std::vector<int64_t>& splits = {140, 200}, int64_t hidden = 128,
-                           int64_t width = 64, bool listed = false, const GluLayout& layout = {}) {
+// The steps of a forward and a backward.
+Explanation steps(const std::string& gpu, int32_t recipe,
+                  const std::vector<int64_t>& splits = {140, 200}, int64_t hidden = 128,
+                  int64_t width = 64, bool listed = false, const GluLayout& layout = {}) {
   Random random;
   MlpOptions options;
   options.ragged = {"Two", splits, 3};
@@ -39,12 +41,18 @@ std::vector<Step> products(const std::string& gpu, int32_t recipe,
   const RecipeCase c{recipe};
   EXPECT_TRUE(succeeds(run(explaining, c.in(p.forward()))));
   EXPECT_TRUE(succeeds(run(explaining, c.in(p.backward()))));
+  return explaining.explanation();
+}
+std::vector<Step> products(const Explanation& steps) {
   std::vector<Step> out;
-  for (const Step& step : explaining.explanation()) {
+  for (const Step& step : steps) {
     if (step.op.starts_with("grouped_gemm")) out.push_back(step);
   }
   EXPECT_EQ(out.size(), 6U);
   return out;
+}
+int64_t count(const Explanation& steps, std::string_view op) {
+  return std::count_if(steps.begin(), steps.end(), [&](const Step& s) { return s.op == op; });
 }
 
 bool is_built_with_cuda() {
@@ -72,7 +80,7 @@ TEST(Plan, OfNoGroups) {
 // What the composites make for MXFP8 comes as values, beside weights that the products decode.
 TEST(Plan, OfMxfp8DecodesWeightsInRegistersOnHopper) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
-  for (const Step& step : products("sm90", MOIRE_RECIPE_MXFP8)) {
+  for (const Step& step : products(steps("sm90", MOIRE_RECIPE_MXFP8))) {
     SCOPED_TRACE(step.op + ": " + step.policy);
     EXPECT_EQ(step.implementation, "sm90");
     EXPECT_EQ(step.policy.starts_with("weight decoded in registers"),
@@ -138,7 +146,7 @@ TEST(Plan, OfMxfp8DecodesAWeightOfOddColumnsBefore) {
 // A product and its activation, whose weight is decoded by the product.
 TEST(Plan, OfMxfp8RoundsActInTheActivationsPass) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
-  for (const Step& step : products("sm90", MOIRE_RECIPE_MXFP8, {140, 200}, 48, 80)) {
+  for (const Step& step : products(steps("sm90", MOIRE_RECIPE_MXFP8, {140, 200}, 48, 80))) {
     if (step.op != "grouped_gemm_glu") continue;
     EXPECT_TRUE(step.policy.starts_with("weight decoded in registers")) << step.policy;
     EXPECT_TRUE(step.policy.ends_with(", act quantised in the same pass")) << step.policy;
@@ -272,20 +280,33 @@ TEST(Plan, SizesAWorkspaceFromShapesAlone) {
 TEST(Plan, OfRecipesWithFastSumsUsesFp8TensorCores) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
-    for (const Step& step : products("sm90", recipe)) {
+    for (const Step& step : products(steps("sm90", recipe))) {
       SCOPED_TRACE(step.op + ": " + step.policy);
       EXPECT_EQ(step.implementation, "sm90");
       EXPECT_TRUE(step.policy.starts_with("FP8 tensor cores, "));
-      // Of weights alone: what layers quantise for these products is stored as they read it.
+      // What layers quantise for these products is stored as they read it.
       const auto says = [&](const char* word) {
         return step.policy.find(word) != std::string::npos;
       };
-      const bool is_wgrad = step.op == "grouped_gemm_wgrad";
-      EXPECT_EQ(says("folding"), recipe == MOIRE_RECIPE_MXFP8_FAST && !is_wgrad);
+      EXPECT_FALSE(says("folding"));
       EXPECT_FALSE(says("_scales"));
-      EXPECT_FALSE(is_wgrad && says("transposing"));
-      EXPECT_TRUE(!step.op.ends_with("backward") || says("transposing"));
+      EXPECT_FALSE(says("transposing"));
     }
+  }
+}
+
+// As the product reads it, in one pass; W1 and W2 of a forward and of a backward.
+TEST(Plan, OfRecipesWithFastSumsPreparesWeightsWithoutCopies) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
+    for (const bool listed : {false, true}) {
+      const Explanation found = steps("sm90", recipe, {140, 200}, 128, 64, listed);
+      EXPECT_EQ(count(found, "prepare_weight"), 4);
+      EXPECT_EQ(count(found, "quantize_weight"), 0);
+    }
+    const Explanation odd = steps("sm90", recipe, {140, 200}, 120, 64);  // rows of 120 bytes
+    EXPECT_EQ(count(odd, "prepare_weight"), 0);
+    EXPECT_EQ(count(odd, "quantize_weight"), 4);
   }
 }
 
@@ -296,7 +317,7 @@ TEST(Plan, OfExpertsWithoutAGateActivatesInKernelsOfItsOwn) {
     for (const int32_t recipe : {MOIRE_RECIPE_AS_STORED, MOIRE_RECIPE_MXFP8,
                                  MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
       for (const Step& step :
-           products(gpu, recipe, {140, 200}, 128, 64, false, GluLayout::ungated())) {
+           products(steps(gpu, recipe, {140, 200}, 128, 64, false, GluLayout::ungated()))) {
         SCOPED_TRACE(gpu + " " + step.op + ": " + step.policy);
         EXPECT_EQ(step.implementation, gpu == "sm90" ? "sm90" : "portable");
         const bool is_apart = step.policy.find(", then the activation") != std::string::npos;
@@ -318,10 +339,10 @@ TEST(Plan, UsesFp8TensorCoresForRowsThatTheyCanRead) {
       "rows of b lie 40 bytes apart, which for TMA must be a multiple of 16",
       "rows of b lie 40 bytes apart, which for TMA must be a multiple of 16"};
   for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
-    for (const Step& step : products("sm90", recipe, {140, 300}, 48, 96)) {
+    for (const Step& step : products(steps("sm90", recipe, {140, 300}, 48, 96))) {
       EXPECT_TRUE(step.policy.starts_with("FP8 tensor cores, ")) << step.op << ": " << step.policy;
     }
-    const std::vector<Step> odd = products("sm90", recipe, {140, 300}, 40, 72);
+    const std::vector<Step> odd = products(steps("sm90", recipe, {140, 300}, 40, 72));
     ASSERT_EQ(odd.size(), std::size(kRefused));
     for (size_t i = 0; i < odd.size(); ++i) {
       SCOPED_TRACE(odd[i].op + ": " + odd[i].policy);
@@ -342,7 +363,7 @@ TEST(Plan, OfListsWritesTheirAddressesOnAnyGpu) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   for (const std::string gpu : {"sm80", "sm90"}) {
     for (const int32_t recipe : {MOIRE_RECIPE_AS_STORED, MOIRE_RECIPE_MXFP8_FAST}) {
-      for (const Step& step : products(gpu, recipe, {140, 200}, 128, 64, /*listed=*/true)) {
+      for (const Step& step : products(steps(gpu, recipe, {140, 200}, 128, 64, /*listed=*/true))) {
         SCOPED_TRACE(gpu + " " + step.op + ": " + step.policy);
         EXPECT_EQ(step.implementation, gpu == "sm90" ? "sm90" : "portable");
         const bool is_listed = recipe == MOIRE_RECIPE_AS_STORED || step.op == "grouped_gemm_wgrad";
@@ -400,7 +421,7 @@ TEST(Plan, CountsBytesOfOperandsAsTensorCoresReadThem) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   constexpr int64_t kRows = 303, kTransposedRows = 4 * 128, kHidden = 128, kWidth = 64;
   for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
-    for (const Step& step : products("sm90", recipe, {140, 160}, kHidden, kWidth)) {
+    for (const Step& step : products(steps("sm90", recipe, {140, 160}, kHidden, kWidth))) {
       SCOPED_TRACE(step.op + ": " + step.policy);
       ASSERT_TRUE(step.policy.starts_with("FP8 tensor cores"));
       if (step.op == "grouped_gemm_wgrad") {
@@ -415,7 +436,7 @@ TEST(Plan, CountsBytesOfOperandsAsTensorCoresReadThem) {
 
 TEST(Plan, SaysWhyPlainProductsRun) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
-  for (const Step& step : products("sm90", MOIRE_RECIPE_FP8_BLOCK, {40, 100})) {
+  for (const Step& step : products(steps("sm90", MOIRE_RECIPE_FP8_BLOCK, {40, 100}))) {
     if (step.op != "grouped_gemm_wgrad") continue;
     EXPECT_EQ(step.implementation, "portable");
     ASSERT_EQ(step.refused.size(), 1U);
@@ -423,12 +444,12 @@ TEST(Plan, SaysWhyPlainProductsRun) {
               "143 rows in 2 groups, transposed, would be padded by up to 256 more");
   }
   for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
-    for (const Step& step : products("sm80", recipe)) {
+    for (const Step& step : products(steps("sm80", recipe))) {
       EXPECT_EQ(step.implementation, "portable");
       EXPECT_EQ(step.policy.find("decoding"), std::string::npos) << step.policy;
     }
   }
-  for (const Step& step : products("sm80", MOIRE_RECIPE_MXFP8)) {  // weights beside values
+  for (const Step& step : products(steps("sm80", MOIRE_RECIPE_MXFP8))) {  // weights beside values
     EXPECT_EQ(step.implementation, "portable");
     EXPECT_EQ(step.policy.find(", after decoding ") == std::string::npos,
               step.op == "grouped_gemm_wgrad")

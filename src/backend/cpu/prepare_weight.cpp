@@ -18,7 +18,7 @@ Status run(const Context& context, const PrepareWeightArgs& args) {
 }
 
 std::string policy(const DeviceState&, const PrepareWeightArgs& args) {
-  return concat("codes, ", args.prepared.memory.shape[0], " bytes kept");
+  return concat("codes, ", args.prepared.memory.shape[0], " bytes");
 }
 
 }  // namespace

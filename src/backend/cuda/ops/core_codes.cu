@@ -269,14 +269,6 @@ ScaleBlocks blocks_of(const TensorView& codes, const moire_groups& groups, bool 
 
 }  // namespace
 
-CoreCodes::CoreCodes(const moire_quantized& weight, bool is_transposed, const moire_quantized& made)
-    : codes_(weight.data),
-      scales_(weight.scales),
-      is_transposed_(is_transposed),
-      is_folded_(scales_.type() == DType::kE8M0),
-      made_codes_(made.data),
-      made_scales_(made.scales) {}
-
 CoreCodes::CoreCodes(const TensorView& codes, const TensorView& scales, const moire_groups& groups,
                      bool is_transposed, Arena& arena)
     : codes_(codes),

@@ -18,8 +18,6 @@ class CoreCodes {
   // (docs/numerics.md). Groups are absent for rows that are all in use.
   CoreCodes(const TensorView& codes, const TensorView& scales, const moire_groups& groups,
             bool is_transposed, Arena& arena);
-  // A weight, into memory of the same shapes that is there already.
-  CoreCodes(const moire_quantized& weight, bool is_transposed, const moire_quantized& made);
 
   const TensorView& codes() const { return made_codes_; }
   const TensorView& scales() const { return made_scales_; }
@@ -32,7 +30,7 @@ class CoreCodes {
 
  private:
   TensorView codes_, scales_;
-  moire_groups groups_ = {};
+  moire_groups groups_;
   bool is_transposed_, is_folded_;
   TensorView made_codes_, made_scales_;
 };

@@ -1,12 +1,8 @@
-// prepare_weight on CUDA, by the ops that quantise and decode. Decoded weights are kept on request,
-// and for Hopper alone: its BF16 kernels would decode codes into the workspace at each call, the
-// plain ones decode while they load. So is what its FP8 tensor cores read, for the recipes that use
-// them.
-#include <array>
-#include <optional>
-
+// prepare_weight on CUDA, by the ops that quantise and decode, or for Hopper's FP8 tensor cores in
+// one pass. Decoded weights are kept on request, and for Hopper alone: its BF16 kernels would
+// decode codes into the workspace at each call, the plain ones decode while they load.
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/ops/core_codes.h"
+#include "backend/cuda/ops/core_weights.h"
 #include "backend/cuda/ops/quantized_product.h"
 #include "core/format.h"
 #include "core/prepared_weight.h"
@@ -15,30 +11,18 @@
 namespace moire::cuda::ops {
 namespace {
 
-// The weight quantised, into the memory that is kept or on the way to what is kept of it.
+// The weight quantised, into the memory that is kept or on the way to what is decoded and kept.
 struct Call : PlannedCall<PrepareWeightArgs> {
   Call(const DeviceState& device, const PrepareWeightArgs& given, const Workspace& workspace)
       : PlannedCall(device, given, workspace), form_(static_cast<WeightForm>(args.prepared.form)) {
-    const WeightCopies kept = copies_of(args.prepared);
-    const bool is_tiled = args.recipe == MOIRE_RECIPE_FP8_BLOCK;
-    WeightCopies codes = kept;
-    if (form_ == WeightForm::kCores && is_tiled && is_present(kept.rowwise)) {
-      codes.columnwise = {};
-    } else if (form_ != WeightForm::kCodes) {
+    kept_ = copies_of(args.prepared);
+    WeightCopies codes = kept_;
+    if (form_ == WeightForm::kDequantized) {
       codes = take_copies(arena, args.prepared, WeightForm::kCodes);
+      add_decoding(codes.rowwise, kept_.rowwise, MOIRE_ROWWISE);
+      add_decoding(codes.columnwise, kept_.columnwise, MOIRE_COLUMNWISE);
     }
     quantize_ = quantize_step(args, codes);
-    if (form_ == WeightForm::kDequantized) {
-      add_decoding(codes.rowwise, kept.rowwise, MOIRE_ROWWISE);
-      add_decoding(codes.columnwise, kept.columnwise, MOIRE_COLUMNWISE);
-    }
-    if (form_ != WeightForm::kCores) return;
-    if (is_present(kept.rowwise) && !is_tiled) {
-      cores_[0].emplace(codes.rowwise, false, kept.rowwise);
-    }
-    if (is_present(kept.columnwise)) {
-      cores_[1].emplace(is_tiled ? codes.rowwise : codes.columnwise, true, kept.columnwise);
-    }
   }
 
   Reason supports() const { return kQuantizeWeight.supports(state, quantize_); }
@@ -46,23 +30,27 @@ struct Call : PlannedCall<PrepareWeightArgs> {
     return concat(form_ == WeightForm::kDequantized ? "decoded into bf16, "
                   : form_ == WeightForm::kCores     ? "tiles for FP8 tensor cores, "
                                                     : "codes, ",
-                  args.prepared.memory.shape[0], " bytes kept");
+                  args.prepared.memory.shape[0], " bytes");
   }
   int64_t launches() const {
-    return 1 + decoded_.launches(state) + cores_[0].has_value() + cores_[1].has_value();
+    if (is_one_pass()) return launches_of_core_weights(args.w);
+    return launches_of(kQuantizeWeight, state, quantize_) + decoded_.launches(state);
   }
   Status run(const Context& context) const {
+    if (is_one_pass()) {
+      return make_core_weights(context, args.w, args.recipe, args.fractional_scales, kept_);
+    }
     const Context own = context.within({"prepare_weight", "w"});
     MOIRE_RETURN_IF_ERROR(kQuantizeWeight.run(own, quantize_));
-    MOIRE_RETURN_IF_ERROR(decoded_.run(own, "prepare_weight"));
-    Launcher launcher(own, "prepare_weight");
-    for (const auto& codes : cores_) {
-      if (codes) codes->make(launcher);
-    }
-    return launcher.status();
+    return decoded_.run(own, "prepare_weight");
   }
 
  private:
+  // FP8_BLOCK's rows alone are quantize_weight's tiles, and made sooner by it.
+  bool is_one_pass() const {
+    const bool is_folded = args.recipe == MOIRE_RECIPE_MXFP8_FAST;
+    return form_ == WeightForm::kCores && (is_folded || is_present(kept_.columnwise));
+  }
   void add_decoding(const moire_quantized& codes, const moire_quantized& kept, int32_t direction) {
     if (!is_present(kept)) return;
     DequantizeArgs decoding;
@@ -74,9 +62,9 @@ struct Call : PlannedCall<PrepareWeightArgs> {
   }
 
   WeightForm form_;
+  WeightCopies kept_;
   QuantizeWeightArgs quantize_;
   Calls<DequantizeArgs, kDequantize> decoded_;
-  std::array<std::optional<CoreCodes>, 2> cores_;
 };
 
 }  // namespace

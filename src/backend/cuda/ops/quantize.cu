@@ -10,17 +10,16 @@
 namespace moire::cuda::ops {
 namespace {
 
+bool are_eights(const moire_quantized& rowwise, const moire_quantized& columnwise) {
+  return opens_eights(rowwise, MOIRE_ROWWISE) && opens_eights(columnwise, MOIRE_COLUMNWISE);
+}
 bool takes_vectors(const TensorView& source, const moire_quantized& rowwise,
                    const moire_quantized& columnwise) {
   return source.columns() % kEight == 0 && opens_vectors({source}) &&
-         opens_eights(rowwise, MOIRE_ROWWISE) && opens_eights(columnwise, MOIRE_COLUMNWISE);
+         are_eights(rowwise, columnwise);
 }
 bool takes_vectors(const QuantizeWeightArgs& args) {
-  bool opens = takes_vectors(args.source.tensor, args.rowwise, args.columnwise);
-  for_each_matrix(args.source, [&](int64_t, const void* data, int64_t) {
-    opens = opens && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  });
-  return opens;
+  return opens_eights(Weight(args.source)) && are_eights(args.rowwise, args.columnwise);
 }
 
 // Calls f.operator()<T, kVectors>().
@@ -149,15 +148,9 @@ template <class T, bool kVectors>
 void launch_listed(Launcher& launcher, const QuantizeWeightArgs& args,
                    QuantizeTiles<ListedRows<T, kVectors>> tiles, int64_t first,
                    const NonFiniteReporter& notes) {
-  TensorView shape(args.source.tensor);
-  const int64_t rows = first * shape.shape[1], blocks = first * tiles.blocks.blocks_per_matrix;
-  shape.shape[0] = std::min(shape.shape[0] - first, ListedRows<T, kVectors>::kMost);
-  tiles.source.matrix_rows = shape.shape[1];
-  tiles.source.first_row = rows;
+  const TensorView shape = tiles.source.take(args.source, first);
+  const int64_t rows = tiles.source.first_row, blocks = first * tiles.blocks.blocks_per_matrix;
   tiles.source.blocks_per_matrix = tiles.blocks.blocks_per_matrix;
-  for (int64_t g = 0; g < shape.shape[0]; ++g) {
-    tiles.source.matrices[g] = static_cast<const T*>(args.source.list[first + g]);
-  }
   tiles.blocks = scale_blocks(shape, {}, args.scaling, true);
   tiles.rowwise.skip(rows, args.scaling == MOIRE_SCALING_FP8_TILE ? blocks : rows,
                      scale_dtype(args.scaling));
@@ -191,8 +184,8 @@ Reason supports(const DeviceState&, const QuantizeWeightArgs& args) {
   return too_wide("source", TensorView(args.source.tensor).columns());
 }
 int64_t launches(const DeviceState&, const QuantizeWeightArgs& args) {
-  constexpr int64_t kMost = ListedRows<float, false>::kMost;
-  return args.source.list == nullptr ? 1 : ceil_div(args.source.tensor.shape[0], kMost);
+  const int64_t count = args.source.tensor.shape[0];
+  return args.source.list == nullptr ? 1 : ListedRows<float, false>::launches(count);
 }
 
 std::string policy(const DeviceState&, const QuantizeWeightArgs& args) {

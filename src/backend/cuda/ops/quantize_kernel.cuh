@@ -263,7 +263,7 @@ __device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Re
 template <class Source>
 constexpr uint32_t kPlaces = sizeof(typename Source::Element) == sizeof(float) ? 1 : 2;
 
-// Whether a copy of such rows may lie transposed: that of no weight does.
+// Whether a copy of such rows may lie transposed: quantize_weight makes none that does.
 template <class Source>
 constexpr bool kMayTranspose = !requires(Source source) {
   source.matrices;

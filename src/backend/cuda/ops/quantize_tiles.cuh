@@ -356,6 +356,21 @@ struct ListedRows : FloatRows<T, kVectors> {
   int64_t matrix_rows, first_row;  // first_row: of these among those of the whole list
   uint32_t blocks_per_matrix;
 
+  static int64_t launches(int64_t count) { return ceil_div(count, kMost); }
+  // The matrices of a weight, packed or listed, from `first` on; returns what they are together.
+  TensorView take(const Weight& weight, int64_t first) {
+    TensorView some(weight.tensor);
+    some.shape[0] = std::min(some.shape[0] - first, kMost);
+    matrix_rows = some.shape[1];
+    first_row = first * matrix_rows;
+    const auto* const packed = static_cast<const T*>(some.data) + first_row * some.stride();
+    for (int64_t g = 0; g < some.shape[0]; ++g) {
+      matrices[g] = weight.list != nullptr ? static_cast<const T*>(weight.list[first + g])
+                                           : packed + g * matrix_rows * some.stride();
+    }
+    return some;
+  }
+
   template <int kScaling, int kRows>
   __device__ void load(const TilePart<kScaling>& tile, const Reporter&,
                        Eight<T> (&values)[kRows]) const {
@@ -403,6 +418,15 @@ void launch_spans(Launcher& launcher, void (*kernel)(Args, Reporter, More...), A
       args, launcher.reporter(), more...);
 }
 
+// Whether eight columns of every matrix are read by vectors.
+inline bool opens_eights(const Weight& weight) {
+  const TensorView source(weight.tensor);
+  bool opens = source.columns() % kEight == 0 && opens_vectors({source});
+  for_each_matrix(weight, [&](int64_t, const void* data, int64_t) {
+    opens = opens && reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
+  });
+  return opens;
+}
 // Whether eight columns of a copy are one load or store: codes, and columnwise E8M0 scales, in rows
 // that start on 8 bytes, values on 16. Absent ones are.
 inline bool opens_eights(const moire_quantized& copy, int32_t direction) {

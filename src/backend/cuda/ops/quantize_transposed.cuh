@@ -25,6 +25,11 @@ class SharedTile {
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows[i] = at(part, i);
   }
+  template <class Part>
+  __device__ void put(const Part& part, const Eight<T> (&rows)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) at(part, i) = rows[i];
+  }
 
   template <class Part>
   __device__ Eight<T>& at(const Part& part, int i) {
@@ -74,14 +79,13 @@ __device__ inline MultiplierOf<kScaling> own_column_scale(const QuantizeTiles<So
   return own_scale<kScaling, kEight, kWarp>(args, to, amax, store);
 }
 
-// Codes of eight columns, four rows of each in a word, where the transposed copy has them; those of
+// Codes of eight columns, four rows of each in a word, from `p` on in the transposed copy; those of
 // rows that are not there, up to the tile's last, are 0.
 template <int kScaling, class Source, class Values, class Multiplier>
 __device__ inline void store_columns(const QuantizeTiles<Source>& args,
-                                     const TilePart<kScaling>& part, const Values& values,
-                                     Multiplier&& multiplier) {
+                                     const TilePart<kScaling>& part, uint8_t* p,
+                                     const Values& values, Multiplier&& multiplier) {
   const CopyTarget& to = args.columnwise;
-  uint8_t* p = to.data + part.column * to.stride + int64_t{part.index} * 128 + part.first_row;
   const int left = args.source.columns - part.column;
   uint32_t words[2][4];
   with_flag(to.is_e5m2, [&](auto is_e5m2) {
@@ -115,7 +119,10 @@ __device__ inline uint32_t quantize_transposed(const QuantizeTiles<Source>& args
   MultiplierOf<kScaling> multipliers[kEight];
 #pragma unroll
   for (int j = 0; j < kEight; ++j) multipliers[j] = of_lane<kEight>(own, j);
-  store_columns(args, part, values, [&](int j) { return multipliers[j]; });
+  const CopyTarget& to = args.columnwise;
+  store_columns(args, part,
+                to.data + part.column * to.stride + int64_t{part.index} * 128 + part.first_row,
+                values, [&](int j) { return multipliers[j]; });
   return is_odd ? kIsOdd : 0;
 }
 
