@@ -151,11 +151,23 @@ def invoke(name, values, fw, is_direct=False):
     contexts.raise_for(entry.function(context, args))
 
 
-def prepared_form(values, fw):
-    """(bytes, p_form) of what prepare_weight makes of such values."""
-    _, args, _call, context = _filled("prepare_weight", values, fw, False)
-    found = ffi.new(f"{_PREPARED} *")
-    contexts.raise_for(lib.moire_prepare_weight_form(context, args, found))
+def describe(tensor, dtype, *shape):
+    """A moire_tensor of these, in memory that nobody reads; dtype is moire_dtype."""
+    tensor.data, tensor.dtype = ffi.cast("void *", ALIGNMENT), dtype
+    tensor.rank, tensor.shape[0 : len(shape)] = len(shape), shape
+
+
+def prepared_form(place, dtype, shape, fields):
+    """(bytes, p_form) of what prepare_weight makes of a weight [G, out, in] with such fields."""
+    entry, found = ENTRIES["prepare_weight"], ffi.new(f"{_PREPARED} *")
+    args = ffi.new(entry.pointer)
+    args.struct_size = entry.struct_size
+    call = _Call(entry, args, fields, None, False)
+    for key, write, field, at, _ in entry.writers:
+        if key in fields:
+            write(call, field, at, fields[key])
+    describe(args.w.tensor, dtype, *shape)
+    contexts.raise_for(lib.moire_prepare_weight_form(contexts.current(*place), args, found))
     return found.memory.shape[0], struct.unpack_from(_types("form"), ffi.buffer(found), _FORM_AT)
 
 

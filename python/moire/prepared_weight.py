@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Union
 
-from .dtypes import Array
+from .arrays import COMPUTE_DTYPES, Torch
+from .dtypes import DTYPES, Array
 from .errors import invalid
 from .grouped_storage import source_of
-from .invoke import ALIGNMENT, prepared_form
+from .invoke import prepared_form
 from .layouts import WEIGHT_LAYOUTS, check_weight_layout
 from .recipes import Recipe, RecipeLike
-from .values import flag
+from .values import flag, shown
+
+_ALIGNMENT = 64  # bytes
+_TYPES = {DTYPES[name] for name in COMPUTE_DTYPES}
+
+
+def _form(fw, device, dtype, shape, fields):
+    """prepared_form() there; shapes say it, so it is a constant of a graph of torch.compile."""
+    return prepared_form(fw.place(device), dtype, shape, fields)
+
+
+# As torch.compiler.assume_constant_result has it, which would import the compiler.
+_form._dynamo_marked_constant = True
 
 
 class PreparedWeight:
@@ -40,12 +53,14 @@ class PreparedWeight:
         self.has_rowwise = layout == 0 or not forward_only
         self.has_columnwise = layout != 0 or not forward_only
         fw, w, self.shape = self._source(call, weight)
+        if fw.code(w[0]) not in _TYPES:
+            found = shown(w[0]) if len(w) == 1 else f"a list of {shown(w[0])}"
+            raise invalid(f"{call}: weight is {found}, needs float32, bfloat16 or float16")
         self.dtype, self.device = w[0].dtype, getattr(w[0], "device", "cpu")
         self._fields = {**self.recipe.fields, "forward_only": int(forward_only), "w_layout": layout}
-        size, self.form = prepared_form({**self._fields, "w": w}, fw)
-        memory = fw.empty(w[0], (size + ALIGNMENT,), fw.dtype("uint8"))
-        start = -fw.address(memory) % ALIGNMENT
-        self.memory = memory[start : start + size]
+        shape = [len(range(size)) for size in self.shape]  # a compiler then holds to these numbers
+        size, self.form = _form(fw, fw.device(w[0]), fw.code(w[0]), shape, self._fields)
+        self.memory = _memory(fw, w[0], size)
         self._write(fw, w)
 
     @property
@@ -68,3 +83,11 @@ class PreparedWeight:
     def _write(self, fw, w):
         fields = {**self._fields, "w": w, "prepared": self.memory, "prepared_form": self.form}
         fw.run("prepare_weight", fields)
+
+
+def _memory(fw, like, size):
+    """Aligned as moire.h has it, which all is that Torch gives out."""
+    padding = 0 if fw is Torch else _ALIGNMENT
+    memory = fw.empty(like, (size + padding,), fw.dtype("uint8"))
+    start = -fw.address(memory) % _ALIGNMENT if padding else 0
+    return memory[start : start + size] if padding else memory

@@ -8,7 +8,7 @@ from . import context as contexts
 from ._abi import ffi, lib
 from .arrays import Torch, torch
 from .dtypes import DTYPES
-from .invoke import ALIGNMENT, ENTRIES
+from .invoke import ENTRIES, describe
 from .recipes import ELEMENTS
 from .values import dtype_name
 from .wgrad import Beta
@@ -50,20 +50,16 @@ def _cores_sum(place, implementation, plan_for, element, layout, out, inner, num
     if layout != 0:
         operands.reverse()
     for name, (columns, of_operand) in zip("ab", operands):
-        _describe(getattr(args, name), ELEMENTS[of_operand], columns, rows)
-        _describe(getattr(args, f"{name}_scales"), "float32", rows // 128, columns)
+        describe(getattr(args, name), DTYPES[ELEMENTS[of_operand]], columns, rows)
+        scales = getattr(args, f"{name}_scales")
+        describe(scales, DTYPES["float32"], rows // 128, columns)
     args.d.layout, context = layout, contexts.current(*place)
     for dtype in _SUMMED:
-        _describe(args.d.tensor, dtype, num_groups, *(columns for columns, _ in operands))
+        shape = num_groups, *(columns for columns, _ in operands)
+        describe(args.d.tensor, DTYPES[dtype], *shape)
         if entry.workspace(context, args, ffi.new("size_t *")) != 0:
             return False
     return True
-
-
-def _describe(tensor, dtype, *shape):
-    """Into a moire_tensor whose memory nobody reads."""
-    tensor.data, tensor.dtype = ffi.cast("void *", ALIGNMENT), DTYPES[dtype]
-    tensor.rank, tensor.shape[0 : len(shape)] = len(shape), shape
 
 
 def sums_apart(to):

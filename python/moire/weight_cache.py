@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays import Numpy, version_of
 from .context import is_explaining
-from .dtypes import Array, torch
+from .dtypes import COMPILES_WHOLE_GRAPHS, Array, torch
 from .errors import invalid
 from .grouped_tensor import GroupedTensor, quantize
 from .layouts import GluLayout, GluLayoutLike, check_weight_layout
@@ -242,32 +242,47 @@ class ParameterCopies(WeightCache):
     _are_replayed = False  # by a graph, uncounted
 
     def of(self, call, weights, is_first_microbatch, shards=()):
-        """The GroupedTensor for products with `weights`, a packed parameter or a list, which FSDP2
-        may gather from `shards`; None in torch.compile, where the layer quantises as it goes.
+        """The copies for products with `weights`, a packed parameter or a list, which FSDP2 may
+        gather from `shards`; in torch.compile of this call alone, or None.
         """
         if is_first_microbatch is not None:
             is_first_microbatch = flag(f"{call}: is_first_microbatch", is_first_microbatch)
-        if torch.compiler.is_compiling():
-            return None
         arrays = weights if isinstance(weights, list) else [weights]
+        if torch.compiler.is_compiling():
+            return self._in_graph(weights, arrays)
         if is_first_microbatch is False:
             version = _KEPT
         else:
             self._are_replayed |= _is_captured(arrays)
             # Views that FSDP1 makes of parameters show writes that they do not count.
-            are_parameters = all(isinstance(p, torch.nn.Parameter) for p in arrays)
-            anew = is_first_microbatch or self._are_replayed or not are_parameters
+            anew = is_first_microbatch or self._are_replayed or not _are_parameters(arrays)
             version = object() if anew else (*map(_state, arrays), *map(_state_of_shard, shards))
         self._prepares |= arrays[0].is_cuda and self.recipe.name != "mxfp8"
         needs_both, is_rowwise = torch.is_grad_enabled(), self.weight_layout == "out_in"
         wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
         return self.get(weights, version, **wanted)
 
+    def _in_graph(self, weights, arrays):
+        """For both passes of a call. None where no backward is recorded, for that moves no more
+        bytes, where shapes may change, as those of parameters do not, and where the graph may run
+        elsewhere: the layer quantises as it goes.
+        """
+        # What is_exporting() returns; but of all that it traces torch 2.11 says True.
+        stays_here = COMPILES_WHOLE_GRAPHS and not torch.compiler._is_exporting_flag
+        is_like_others = _are_parameters(arrays) and not arrays[0].is_meta
+        if not (stays_here and is_like_others and torch.is_grad_enabled()):
+            return None
+        return PreparedWeight(weights, self.recipe, weight_layout=self.weight_layout)
+
     def _is_current(self, entry, version):
         if version is _KEPT:
             return entry.version is not None
         # Memory that is gone may have been given out again, at the address that _state() names.
         return super()._is_current(entry, version) and entry.lives()
+
+
+def _are_parameters(arrays):
+    return all(isinstance(p, torch.nn.Parameter) for p in arrays)
 
 
 def _is_captured(arrays):

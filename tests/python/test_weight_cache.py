@@ -11,7 +11,6 @@ import truth
 import truth_fp8
 from moire import nn
 from moire.arrays import Numpy, Torch
-from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from weight_updates import updates
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -410,19 +409,6 @@ def test_copied_modules_have_copies_of_their_own(generator, copied):
     with torch.no_grad():
         twin.weight.mul_(2)
     assert torch.equal(twin(x, SPLITS), fresh(twin, x)) and torch.equal(module(x, SPLITS), wanted)
-
-
-def test_a_compiled_layer_quantises_as_it_goes(generator):
-    torch._dynamo.reset()
-    module, x = layer(), truth.draw(generator, 40, H)
-    splits = torch.tensor(SPLITS)
-    compiled = torch.compile(module, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
-    for _ in range(2):
-        y = compiled(x, splits)
-        assert torch.equal(y, fresh(module, x))
-        y.sum().backward()
-        with torch.no_grad():
-            module.weight -= 0.1 * module.weight.grad
 
 
 def test_modules_train_under_every_recipe(generator):
