@@ -180,7 +180,7 @@ _MAKERS = {
     "fp8 mlp": {
         _TE: _transformer_engine_fp8,
         f"{_TE}, weights kept": partial(_transformer_engine_fp8, are_kept=True),
-        _ADDED: partial(_transformer_engine_fp8, adds=True),
+        _ADDED: partial(_transformer_engine_fp8, are_kept=True, adds=True),
     },
     "layer": {"SonicMoE": _sonic_moe},
 }
