@@ -3,8 +3,9 @@
 BF16's and a dense product, on one GPU. Each recipe is timed with weights whose FP8 copies are kept,
 with weights that are quantised at each call, with weights that are prepared:
 as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights; with those and weight
-gradients added to FP32 ones; and with what modules keep made anew at each call from FP32 masters.
-x, the activation and the gradients always are quantised.
+gradients added to FP32 ones; with what modules keep made anew at each call from FP32 masters; and
+as a module in torch.compile, which prepares its weights once for both passes of a call. x, the
+activation and the gradients always are quantised.
 All take turns by the protocol of scripts/sustained.py (docs/performance.md).
 
   scripts/bench_recipes.py --json build/gpu/recipes.json
@@ -33,6 +34,7 @@ DEQUANTIZED = ", weights kept dequantized"
 PREPARED = ", weights prepared"
 ADDED = ", FP32 gradients added"
 MASTERS = ", weights from FP32 masters at each call"
+COMPILED = ", module compiled"
 SECONDS_PER_SHAPE = 4
 
 
@@ -44,7 +46,7 @@ def main():
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
     report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
     print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
-    stretches = len(args.shapes) * bench.protocol.turns * (2 + 5 * len(args.recipes))
+    stretches = len(args.shapes) * bench.protocol.turns * (2 + 6 * len(args.recipes))
     print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
     progress = Progress(stretches)
     for name in args.shapes:
@@ -100,7 +102,7 @@ def ways(tensors, recipes):
     """{name: forward}, whose results have a backward; its leaves; the gradient of the result."""
     s = tensors.shape
     x = tensors.normal(s.rows, s.hidden, requires_grad=True)
-    w1, w2 = tensors.weights(requires_grad=True)
+    w1, w2 = map(torch.nn.Parameter, tensors.weights())
     probs = tensors.uniform(s.rows, requires_grad=True)
     groups = moire.Groups.of_offsets(tensors.offsets, s.rows)
 
@@ -122,6 +124,16 @@ def ways(tensors, recipes):
     def from_masters(recipe, kept):
         return mlp(recipe, [copies.quantize_(m) for copies, m in zip(kept, masters)])
 
+    def compiled(recipe):
+        with torch.device("meta"):
+            sizes = s.experts, s.hidden, s.width
+            module = moire.nn.GroupedMLP(*sizes, recipe=recipe, dtype=w1.dtype)
+        module.fc1.weight, module.fc2.weight = w1, w2
+        return torch.compile(module)
+
+    def by_module(module):
+        return [module(x, groups, probs=probs)]
+
     forwards = {BF16: mlp}
     for recipe in recipes:
         copies = quantized(recipe)
@@ -135,6 +147,7 @@ def ways(tensors, recipes):
         forwards[recipe + MASTERS] = partial(
             from_masters, recipe, copies if recipe == "mxfp8" else prepared
         )
+        forwards[recipe + COMPILED] = partial(by_module, compiled(recipe))
     return forwards, [x, w1, w2, probs], tensors.normal(s.rows, s.hidden)
 
 
