@@ -210,11 +210,13 @@ def test_a_recipe_has_a_row_for_each_way_to_keep_its_weights(peers, bench):
         "mxfp8, weights kept dequantized",
         "mxfp8, weights kept dequantized, FP32 gradients added",
         "mxfp8, weights from FP32 masters at each call",
+        "mxfp8, module compiled",
         "fp8_block",
         "fp8_block, weights at each call",
         "fp8_block, weights prepared",
         "fp8_block, weights prepared, FP32 gradients added",
         "fp8_block, weights from FP32 masters at each call",
+        "fp8_block, module compiled",
     ]
     for row in rows:
         assert row["of_bf16"]["median"] > 0 and row["of_dense"]["median"] > 0
