@@ -140,7 +140,8 @@ def invoke(name, values, fw, is_direct=False):
         if code is not None:
             contexts.raise_for(code)
             return
-    entry, args, call, context = _filled(name, values, fw, is_direct)
+    entry, args, call = _filled(name, values, fw, is_direct)
+    context = contexts.current(*fw.place(call.device))
     if entry.workspace is not None:
         needed = ffi.new(_SIZE)
         contexts.raise_for(entry.workspace(context, args, needed))
@@ -157,18 +158,19 @@ def describe(tensor, dtype, *shape):
     tensor.rank, tensor.shape[0 : len(shape)] = len(shape), shape
 
 
-def prepared_form(place, dtype, shape, fields):
-    """(bytes, p_form) of what prepare_weight makes of a weight [G, out, in] with such fields."""
-    entry, found = ENTRIES["prepare_weight"], ffi.new(f"{_PREPARED} *")
-    args = ffi.new(entry.pointer)
-    args.struct_size = entry.struct_size
-    call = _Call(entry, args, fields, None, False)
-    for key, write, field, at, _ in entry.writers:
-        if key in fields:
-            write(call, field, at, fields[key])
+def prepared_form(fw, device, dtype, shape, fields):
+    """(bytes, p_form) of what prepare_weight makes there of a weight [G, out, in] with such fields.
+    Shapes say it, so it is a constant of a graph of torch.compile.
+    """
+    _, args, _call = _filled("prepare_weight", fields, fw, False)
     describe(args.w.tensor, dtype, *shape)
-    contexts.raise_for(lib.moire_prepare_weight_form(contexts.current(*place), args, found))
+    found, context = ffi.new(f"{_PREPARED} *"), contexts.current(*fw.place(device))
+    contexts.raise_for(lib.moire_prepare_weight_form(context, args, found))
     return found.memory.shape[0], struct.unpack_from(_types("form"), ffi.buffer(found), _FORM_AT)
+
+
+# As torch.compiler.assume_constant_result has it, which would import the compiler.
+prepared_form._dynamo_marked_constant = True
 
 
 def _scratch(fw, device, size):
@@ -178,7 +180,7 @@ def _scratch(fw, device, size):
 
 
 def _filled(name, values, fw, is_direct):
-    """(the entry, its struct, what that refers to, a context for it)."""
+    """(the entry, its struct, what that refers to)."""
     entry = ENTRIES[name]
     args = ffi.new(entry.pointer)
     args.struct_size = entry.struct_size
@@ -189,7 +191,7 @@ def _filled(name, values, fw, is_direct):
             write(call, field, at, value)
     if entry.groups_at != 0 and values.get("offsets") is not None:
         call.groups(entry.groups_at)
-    return entry, args, call, contexts.current(*fw.place(call.device))
+    return entry, args, call
 
 
 class _Call:

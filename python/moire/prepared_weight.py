@@ -18,15 +18,6 @@ _ALIGNMENT = 64  # bytes
 _TYPES = {DTYPES[name] for name in COMPUTE_DTYPES}
 
 
-def _form(fw, device, dtype, shape, fields):
-    """prepared_form() there; shapes say it, so it is a constant of a graph of torch.compile."""
-    return prepared_form(fw.place(device), dtype, shape, fields)
-
-
-# As torch.compiler.assume_constant_result has it, which would import the compiler.
-_form._dynamo_marked_constant = True
-
-
 class PreparedWeight:
     """A weight [G, out, in], or a list of G matrices, as the products of a recipe read it on its
     device: memory of `nbytes`, opaque, at an address that stays. Layers take it as a weight, or
@@ -59,7 +50,8 @@ class PreparedWeight:
         self.dtype, self.device = w[0].dtype, getattr(w[0], "device", "cpu")
         self._fields = {**self.recipe.fields, "forward_only": int(forward_only), "w_layout": layout}
         shape = [len(range(size)) for size in self.shape]  # a compiler then holds to these numbers
-        size, self.form = _form(fw, fw.device(w[0]), fw.code(w[0]), shape, self._fields)
+        like = fw.device(w[0]), fw.code(w[0]), shape
+        size, self.form = prepared_form(fw, *like, self._fields)
         self.memory = _memory(fw, w[0], size)
         self._write(fw, w)
 
@@ -87,7 +79,8 @@ class PreparedWeight:
 
 def _memory(fw, like, size):
     """Aligned as moire.h has it, which all is that Torch gives out."""
-    padding = 0 if fw is Torch else _ALIGNMENT
-    memory = fw.empty(like, (size + padding,), fw.dtype("uint8"))
-    start = -fw.address(memory) % _ALIGNMENT if padding else 0
-    return memory[start : start + size] if padding else memory
+    if fw is Torch:
+        return fw.empty(like, (size,), fw.dtype("uint8"))
+    memory = fw.empty(like, (size + _ALIGNMENT,), fw.dtype("uint8"))
+    start = -fw.address(memory) % _ALIGNMENT
+    return memory[start : start + size]

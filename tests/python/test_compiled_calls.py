@@ -112,7 +112,7 @@ def test_every_field_is_written_alike(name, listed, generator):
 
     entry = invoke.Entry(name)
     values = random_values(entry, pick, listed)
-    _, args, alive, _ = invoke._filled(name, values, Torch, False)
+    _, args, alive = invoke._filled(name, values, Torch, False)
     expected = read(name, args)
     assert alive is not None and len(set(expected[0])) > 8
     entry.function, entry.workspace = function, None
@@ -138,7 +138,7 @@ def test_what_is_absent_is_zero(name):
     values.update((k, ()) for k, kind in entry.kinds.items() if kind == "moire_activation")
     array = {"moire_tensor": tensor, "moire_quantized": [tensor, tensor], "moire_weight": [tensor]}
     values.update({key: array[kind], "of another entry": 1})
-    _, args, alive, _ = invoke._filled(name, values, Torch, False)
+    _, args, alive = invoke._filled(name, values, Torch, False)
     entry.function, entry.workspace = function, None
     assert invoke.compiled.call(entry.compile(extension()), values) == 7
     assert seen == [read(name, args)] and alive is not None
