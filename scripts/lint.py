@@ -3,11 +3,12 @@
 
 Prints `file:line: what` per finding and exits 1 if there are any. Rules: which layer may include
 what (docs/architecture.md), no disabled or commented-out code, every to-do names an issue, at most
-500 lines a file and 100 columns a line, a comment at the top that says what the file is, no path of
-one machine in docs/performance; in documents, prose of 100 columns, links that lead to a file and a
+500 lines a file and 100 columns a line, a comment at the top that says what the file is, what begins
+with #! is executable, no path of one machine in docs/performance; in documents, prose of 100 columns, links that lead to a file and a
 heading, and to every page a link. The rules are data below; tests/lint proves that each one fires.
 """
 
+import os
 import pathlib
 import posixpath
 import re
@@ -305,6 +306,15 @@ def check_header(path, lines, has_header_file):
         yield Finding(path, 1, "header", "starts without a comment that says what this file is")
 
 
+def check_mode(path, lines, is_executable):
+    """What begins with an interpreter is run by its name, and nothing else is."""
+    begins = bool(lines) and lines[0].startswith("#!")
+    if begins and not is_executable:
+        yield Finding(path, 1, "mode", "begins with #! and is not executable: chmod +x")
+    elif is_executable and not begins:
+        yield Finding(path, 1, "mode", "is executable and does not begin with #!: chmod -x")
+
+
 def check_result(path, text):
     """A result under docs/performance says what was run, not where somebody keeps it."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -408,6 +418,7 @@ def main(arguments):
         name = path.relative_to(root).as_posix()
         lines_of[name] = text.count("\n")
         findings += lint_file(name, text, has_header_file)
+        findings += check_mode(name, text.splitlines(), os.access(path, os.X_OK))
     findings += check_budgets(lines_of)
     for path in sorted((root / "docs" / "performance").glob("*.json*")):
         count += 1

@@ -54,6 +54,17 @@ class Lint(unittest.TestCase):
         self.assertEqual([f.rule for f in lint.check_result("docs/a.json", bad)], ["path"])
         self.assertEqual([*lint.check_result("docs/a.json", good)], [])
 
+    def test_what_is_run_by_its_name_is_executable(self):
+        for lines, is_executable, wanted in [
+            (["#!/usr/bin/env python3"], True, []),
+            (["#!/usr/bin/env python3"], False, ["mode"]),
+            (["// A file."], True, ["mode"]),
+            (["// A file."], False, []),
+            ([], False, []),
+        ]:
+            found = [f.rule for f in lint.check_mode("scripts/a.py", lines, is_executable)]
+            self.assertEqual(found, wanted)
+
     def test_documents(self):
         def found(text, other="[up](../README.md#what-it-is)\n"):
             pages = {"README.md": f"# What *it* is\n\n[a](docs/a.md)\n{text}", "docs/a.md": other}
