@@ -3,9 +3,10 @@
 
 Prints `file:line: what` per finding and exits 1 if there are any. Rules: which layer may include
 what (docs/architecture.md), no disabled or commented-out code, every to-do names an issue, at most
-500 lines a file and 100 columns a line, a comment at the top that says what the file is, what begins
-with #! is executable, no path of one machine in docs/performance; in documents, prose of 100 columns, links that lead to a file and a
-heading, and to every page a link. The rules are data below; tests/lint proves that each one fires.
+500 lines a file and 100 columns a line, a comment at the top that says what the file is, what
+begins with #! is executable, no path of one machine in docs/performance; in documents, prose of 100
+columns, links that lead to a file and a heading, and to every page a link. The rules are data
+below; tests/lint proves that each one fires.
 """
 
 import os
