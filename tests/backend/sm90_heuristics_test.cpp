@@ -37,6 +37,15 @@ Cost product_cost(int64_t num_groups, int64_t rows, int64_t n, int64_t k) {
   return cost_of<P>(ragged_m_sizes(groups(num_groups, rows), n, k), kMultiprocessors);
 }
 
+template <class Expected>
+void expect_fc1_glu(int64_t num_groups, int64_t rows, int64_t f, int64_t hidden) {
+  expect_tile<Expected>(GluTiles(), ragged_m_sizes(groups(num_groups, rows), 2 * f, hidden));
+}
+template <class Expected>
+void expect_glu_backward(int64_t num_groups, int64_t rows, int64_t f, int64_t hidden) {
+  expect_tile<Expected>(GluBackwardTiles(), ragged_m_sizes(groups(num_groups, rows), f, hidden));
+}
+
 // As measured in steady state (docs/kernels/sm90_grouped_gemm.md, "The cost model").
 TEST(Sm90Heuristics, TrainingShapesGetTheTilesThatWereMeasuredBest) {
   expect_product<TallTile>(8, 2048, 4096, 14336);        // mixtral fc2
@@ -59,6 +68,18 @@ TEST(Sm90Heuristics, TrainingShapesGetTheTilesThatWereMeasuredBest) {
   expect_wgrad<PingPongTile>(128, 256, 2880, 2880);      //
 }
 
+TEST(Sm90Heuristics, FewRowsGetThinTilesUnlessTheSumIsShort) {
+  for (const int64_t rows : {1, 2, 16}) {
+    expect_product<ThinTile>(8, rows, 4096, 14336);
+    expect_product<ThinTile>(128, rows, 2048, 768);
+    expect_fc1_glu<ThinGluTile>(128, rows, 768, 2048);
+  }
+  expect_tile<ThinTile>(ProductTiles(), ragged_m_sizes({nullptr, 128, 8}, 2048, 768));  // a token
+  expect_product<LowTile>(128, 16, 2048, 192);
+  expect_product<LowTile>(8, 17, 4096, 14336);
+  expect_glu_backward<WideLoadingEpilogueTile>(128, 2, 768, 2048);  // has none
+}
+
 TEST(Sm90Heuristics, EveryCandidateIsSomeProblemsBest) {
   expect_product<LowTile>(20, 20, 200, 64);
   expect_product<NarrowLowTile>(4, 53, 192, 72);
@@ -68,15 +89,6 @@ TEST(Sm90Heuristics, EveryCandidateIsSomeProblemsBest) {
   expect_wgrad<NarrowTallTile>(4, 53, 192, 192);
   expect_wgrad<TallTile>(4, 53, 400, 256);
   expect_wgrad<PingPongTile>(4, 53, 128, 136);
-}
-
-template <class Expected>
-void expect_fc1_glu(int64_t num_groups, int64_t rows, int64_t f, int64_t hidden) {
-  expect_tile<Expected>(GluTiles(), ragged_m_sizes(groups(num_groups, rows), 2 * f, hidden));
-}
-template <class Expected>
-void expect_glu_backward(int64_t num_groups, int64_t rows, int64_t f, int64_t hidden) {
-  expect_tile<Expected>(GluBackwardTiles(), ragged_m_sizes(groups(num_groups, rows), f, hidden));
 }
 
 TEST(Sm90Heuristics, FusedActivationsPingPongUnlessTheSumIsLongOrFOverhangs) {

@@ -1,5 +1,6 @@
 // Every tile that the cost model may choose for Hopper's kernels, asked for by name: the same bits
 // whichever it is.
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -35,7 +36,54 @@ class Tiles : public Hopper {
     }
     unsetenv("MOIRE_SM90_TILE");
   }
+
+  // Runs a case with each tile twice, the second time with NaN in all of one group's rows, which
+  // lie in stages before and behind the others': `result` is the same but for that group.
+  template <class Case, class Candidates>
+  void expect_apart(const Case& fresh, TestTensor Case::*result, int64_t spoilt_group,
+                    Candidates candidates) {
+    const int64_t* const offsets = fresh.batch.groups().offsets;
+    const int64_t begin = offsets[spoilt_group], end = offsets[spoilt_group + 1];
+    for (const std::string& tile : texts_of(candidates)) {
+      SCOPED_TRACE(tile);
+      ASSERT_EQ(setenv("MOIRE_SM90_TILE", tile.c_str(), 1), 0);
+      Case clean = fresh, spoilt = fresh;
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t i = 0; i < spoilt.a.rows.view().columns(); ++i) {
+          spoilt.a.rows.set(row, i, std::nan(""));
+        }
+      }
+      ASSERT_TRUE(succeeds(clean.run(alone())));
+      ASSERT_TRUE(succeeds(spoilt.run(alone())));
+      for (int64_t row = 0; row < fresh.batch.rows(); ++row) {
+        for (int64_t i = 0; i < (clean.*result).view().columns(); ++i) {
+          const double found = (spoilt.*result).get(row, i), wanted = (clean.*result).get(row, i);
+          const bool is_spoilt = row >= begin && row < end;
+          ASSERT_TRUE(is_spoilt ? std::isnan(found) : found == wanted) << row << ", " << i;
+        }
+      }
+    }
+    unsetenv("MOIRE_SM90_TILE");
+  }
 };
+
+// Of small groups only boxes of a few rows are loaded, of whose stages the rest is what another
+// tile left there.
+TEST_F(Tiles, OfSmallGroupsTakeNothingFromOtherRows) {
+  Random random;
+  GemmOptions o;
+  o.operands = o.output = DType::kBF16;
+  for (const int64_t more : {0, 15, 40, 200}) {  // so that boxes have 8 to 64 rows
+    const Batch batch({3, 0, 66, 1, 5, 8, 0, 2 + more, 9, 2 * more}, 9);
+    SCOPED_TRACE(more);
+    for (const bool transposed : {false, true}) {
+      expect_apart(GemmCase(random, batch, 200, 264, transposed, o), &GemmCase::d, 2,
+                   cuda::sm90::ProductTiles());
+    }
+    expect_apart(GemmGluCase(random, batch, 200, 264, o), &GemmGluCase::act, 2,
+                 cuda::sm90::GluTiles());
+  }
+}
 
 TEST_F(Tiles, GiveTheSameBitsWhicheverIsAskedFor) {
   Random random;

@@ -25,6 +25,9 @@ struct ProductSizes {
   int64_t n;
   double k;
   bool is_ragged_m;  // m is a mean, each group ends inside a tile; else k is
+
+  // The weights are all that takes time, then.
+  bool has_few_rows() const { return is_ragged_m && m <= 16 && k >= 256; }
 };
 
 struct Cost {
@@ -65,6 +68,8 @@ struct CostModel {
     cost.bytes_per_clock = kStageBytes / products(P::kTileM);
     cost.waves = groups * column_tiles * row_tiles / num_multiprocessors;
     cost.clocks = work / num_multiprocessors + tile_clocks(P::kTileM) / 2;
+    // No model of it: few rows' weights come soonest by many tiles with many stages each.
+    if (P::kIsThin) cost.clocks = sizes.has_few_rows() ? 0 : HUGE_VAL;
     // Of groups that all end in a tile, and of a tail. Without groups no number says how many.
     const double most = column_tiles * (sizes.is_ragged_m ? groups * (sizes.m / P::kTileM + 1) + 1
                                                           : groups * row_tiles);

@@ -180,7 +180,7 @@ struct StoreGlu {
     using P = typename Buffers::Policy;
     constexpr int kPlaceBytes = P::kBoxRows * 2 * kColumns, kOfZ = 2 * kPieces<P>;
     constexpr int kOfAct = P::kNumBuffers * P::kBufferBytes / kPlaceBytes - kOfZ;
-    static_assert(kOfAct == 2 || (kOfAct == 1 && kPieces<P> == 2));
+    static_assert(kOfAct == 2 || (kOfAct == 1 && kPieces<P> <= 2));
     return buffers.template place<2 * kColumns>(kOfAct == 1 && i == 1 ? 0 : kOfZ + i % 2);
   }
 };

@@ -39,7 +39,7 @@ struct Call : RaggedMCall<GroupedGemmArgs> {
     const Matrices b{Weight(args.b)};
     const auto store = store_of<P, Store>(maps, args);
     launch<P>(launcher, sizes(args), args.groups,
-              ragged_m<P, kWeights>(maps, rows.rows(), b, store.n, args.tail), store,
+              ragged_m<P, kWeights>(maps, rows.rows(), args.groups, b, store.n, args.tail), store,
               numbers(b, listed));
   }
 };

@@ -32,7 +32,8 @@ decltype(auto) with_tile(const DeviceState& state, const ProductSizes& sizes,
   if (layout.block == layout.f || 32 % layout.block == 0) {
     return with_cheapest(GluTiles(), sizes, state.num_multiprocessors, std::forward<F>(f));
   }
-  return with_cheapest(Candidates<GluTile>(), sizes, state.num_multiprocessors, std::forward<F>(f));
+  return with_cheapest(Candidates<GluTile, ThinGluTile>(), sizes, state.num_multiprocessors,
+                       std::forward<F>(f));
 }
 
 struct Call : RaggedMCall<GroupedGemmGluArgs> {
@@ -79,8 +80,8 @@ struct Call : RaggedMCall<GroupedGemmGluArgs> {
     const ZMap<kColumns> z_columns = z_map<P, kColumns>(maps, "z", z, layout_);
     const auto f = static_cast<int32_t>(layout_.f);
     const GluPairs operands{
-        maps.matrix("a", a, P::kTileM),    pairs_map<P>(maps, b, layout_), f,
-        static_cast<int32_t>(a.columns()), z_columns.columns.block,        z_columns.columns.gate,
+        row_boxes<P>(maps, a, args.groups), pairs_map<P>(maps, b, layout_), f,
+        static_cast<int32_t>(a.columns()),  z_columns.columns.block,        z_columns.columns.gate,
         args.tail == MOIRE_TAIL_ZERO};
     const StoreGlu<Activation, kColumns> epilogue{
         z_columns,

@@ -103,7 +103,7 @@ struct Call : RaggedMCall<GroupedGemmGluBackwardArgs> {
         bias_partials_,
         activation};
     launch<P>(launcher, sizes(), args.groups,
-              ragged_m<P, kWeights>(maps, rows.rows(), w2, f, args.tail), epilogue,
+              ragged_m<P, kWeights>(maps, rows.rows(), args.groups, w2, f, args.tail), epilogue,
               numbers(w2, listed));
   }
 

@@ -27,6 +27,15 @@ struct LowTile : Policy<Shape{.tile_m = 128, .tile_n = 256, .num_buffers = 2}> {
 struct NarrowTallTile : Policy<tall(192, 3)> {};
 struct NarrowLowTile : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 4}> {};
 struct PingPongTile : Policy<ping_pong(192, 3)> {};
+// Of few rows.
+constexpr Shape thin(int n, int stages, int buffers) {
+  return {.tile_m = 64,
+          .tile_n = n,
+          .num_stages = stages,
+          .num_buffers = buffers,
+          .schedule = Schedule::kPingPong};
+}
+struct ThinTile : Policy<thin(64, 12, 1)> {};
 
 // FC1: as many gate as up columns. Left over, the buffers hold z of the tile and a part of act;
 // ping-pong, z of one row block.
@@ -36,6 +45,7 @@ struct GluTile : Policy<Shape{.tile_m = 128,
                               .num_buffers = 5,
                               .pieces = Pieces::kLeftOver}> {};
 struct PingPongGluTile : Policy<ping_pong(192, 4)> {};
+struct ThinGluTile : Policy<thin(128, 7, 3)> {};
 
 // Epilogues that also load: z of FC2's dgrad, two pieces ahead or one; the old gradients of an FP32
 // wgrad whose n is no multiple of 192.
@@ -76,8 +86,9 @@ struct DecodingTallTile : Policy<Shape{.tile_m = 192,
 // The policies that one instance can have.
 template <class... P>
 struct Candidates {};
-using ProductTiles = Candidates<TallTile, LowTile, NarrowTallTile, NarrowLowTile, PingPongTile>;
-using GluTiles = Candidates<GluTile, PingPongGluTile>;
+using ProductTiles =
+    Candidates<TallTile, LowTile, NarrowTallTile, NarrowLowTile, PingPongTile, ThinTile>;
+using GluTiles = Candidates<GluTile, PingPongGluTile, ThinGluTile>;
 using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<BoxesOfWarps<PingPongTile>, BoxesOfWarps<LoadingEpilogueTile>>;
@@ -85,17 +96,23 @@ using ScaledTiles = Candidates<BoxesOfWarps<ScaledWideTile>>;
 using ScaledBf16WgradTiles = Candidates<BoxesOfWarps<ScaledBf16WgradTile>>;
 using ScaledFp32WgradTiles = Candidates<BoxesOfWarps<ScaledFp32WgradTile>>;
 
-// Of a group, if the capacity is in use.
+// Groups that have rows, if as many have as can.
+inline int64_t most_groups(const moire_groups& groups) {
+  return groups.capacity == 0 ? groups.num_groups : std::min(groups.num_groups, groups.capacity);
+}
+// Of such a group, if the capacity is in use.
 inline double mean_rows(const moire_groups& groups) {
-  return static_cast<double>(groups.capacity) / static_cast<double>(groups.num_groups);
+  return static_cast<double>(groups.capacity) / static_cast<double>(most_groups(groups));
 }
 // Of a product of each group's rows, as far as the host knows them, with [n, k] weights.
 inline ProductSizes ragged_m_sizes(const moire_groups& groups, int64_t n, int64_t k) {
-  return {groups.num_groups, mean_rows(groups), n, static_cast<double>(k), true};
+  return {most_groups(groups), mean_rows(groups), n, static_cast<double>(k), true};
 }
 // Of an [m, n] sum over each group's rows.
 inline ProductSizes ragged_k_sizes(const moire_groups& groups, int64_t m, int64_t n) {
-  return {groups.num_groups, static_cast<double>(m), n, mean_rows(groups), false};
+  const double rows = static_cast<double>(groups.capacity);
+  return {groups.num_groups, static_cast<double>(m), n,
+          rows / static_cast<double>(groups.num_groups), false};
 }
 
 // Whether a policy's text has these words, of the environment's MOIRE_SM90_TILE.

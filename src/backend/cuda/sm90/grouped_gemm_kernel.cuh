@@ -37,8 +37,9 @@
 namespace moire::cuda::sm90 {
 
 // What the kernel is instantiated with, besides the policy:
-// Operands: kA, kB (majorness); walk(); load(stage, barrier, tile, k); rows_of_output(tile), from
-// the group's first; where weights are decoded, weights(), blocks() and stage_bytes() instead.
+// Operands: kA, kB (majorness); walk(); stage_bytes(tile), that fill a stage; load(stage, barrier,
+// tile, k); rows_of_output(tile), from the group's first; where weights are decoded, weights() and
+// blocks() instead.
 // Epilogue: see pieces.cuh; or take() (decoding_epilogue.cuh).
 template <class Operands, class Epilogue>
 struct Parameters {
@@ -147,8 +148,7 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
     tiles.wait_full(s.tile_full);
     const WorkTile tile = s.tiles[tiles.stage];
     if (!tile.is_valid) return;
-    int bytes = P::kStageBytes;  // that stages are filled with: of a low tile not all they hold
-    if constexpr (P::kShape.decodes_weights) bytes = operands.template stage_bytes<P>(tile);
+    const int bytes = operands.template stage_bytes<P>(tile);
     const auto load = [&](int begin, int end) {
       for (int k = begin; k < end; ++k, ring.advance()) {
         ring.wait_empty(s.empty);

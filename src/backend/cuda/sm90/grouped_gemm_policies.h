@@ -39,6 +39,7 @@ struct Policy {
   static constexpr bool kTakesTurns = kShape.decodes_weights;  // side by side
   static constexpr bool kIsLeftOver = kShape.pieces == Pieces::kLeftOver;
   static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n;
+  static constexpr bool kIsThin = kTileM == 64;  // for few rows
   static constexpr int kTileKBytes = 128, kTileK = kTileKBytes / kShape.element_bytes;
   static constexpr int kNumStages = kShape.num_stages;
   static constexpr int kBoxRows = kRows, kWarpsOfBox = kBoxRows / 16;

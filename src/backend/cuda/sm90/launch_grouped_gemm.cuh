@@ -84,17 +84,27 @@ std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
   return with_cheapest(Tiles(), sizes, state.num_multiprocessors, PolicyText());
 }
 
+// How a's rows come: of groups smaller than half of 64 rows, in boxes that most fit into.
+template <class P>
+RowBoxes row_boxes(TensorMaps& maps, const TensorView& a, const moire_groups& groups) {
+  int32_t box = P::kTileM;
+  for (const int32_t rows : {64, 32, 16, 8}) {
+    if (2 * mean_rows(groups) <= rows) box = rows;
+  }
+  return {maps.matrix("a", a, box), box};
+}
+
 // Weights [n, k] or [k, n]; columns and rows of the stored matrices are as they are.
 template <class P, Major kWeights>
-RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const Matrices& weights,
-                           int32_t n, int32_t tail) {
+RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const moire_groups& groups,
+                           const Matrices& weights, int32_t n, int32_t tail) {
   const bool has_panels = kWeights == Major::kMN && n % kPanel == 0;
   const auto b = [&] {
     if (has_panels) return maps.panels("b", weights, P::kTileK, P::kTileN / kPanel);
     return maps.matrices("b", weights, kWeights == Major::kK ? P::kTileN : P::kTileK);
   };
-  return {maps.matrix("a", a, P::kTileM), b(),       n, static_cast<int32_t>(a.columns()),
-          tail == MOIRE_TAIL_ZERO,        has_panels};
+  return {row_boxes<P>(maps, a, groups), b(),       n, static_cast<int32_t>(a.columns()),
+          tail == MOIRE_TAIL_ZERO,       has_panels};
 }
 
 // Store, StoreStaged or StoreTurned.

@@ -34,13 +34,46 @@ struct MatrixNumbers {
   }
 };
 
+// Rows of a in a stage: boxes of `box` rows, all of a tile's or, where groups are small, a divisor
+// of them, and as many boxes as have rows of the group. What lies in the stage below those is
+// multiplied and not stored, whatever it is.
+struct RowBoxes {
+  CUtensorMap map;  // {k, rows}; box {128 bytes, box}
+  int32_t box;
+
+  template <class P>
+  __device__ int stage_bytes(const WorkTile& tile) const {
+    if (box == P::kTileM) return P::kABytes;
+    return (rows_of<P>(tile) + box - 1) / box * box * P::kTileKBytes;
+  }
+  __device__ void load(char* to, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
+    ptx::tma_load_2d(to, &map, barrier, k0, tile.first_row + tile.first_m);
+  }
+  // The boxes behind the first.
+  template <class P>
+  __device__ void load_rest(char* to, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
+    if (box == P::kTileM) return;
+    const int32_t rows = rows_of<P>(tile);
+    for (int32_t i = box; i < rows; i += box) {
+      ptx::tma_load_2d(to + i * P::kTileKBytes, &map, barrier, k0,
+                       tile.first_row + tile.first_m + i);
+    }
+  }
+
+ private:
+  template <class P>
+  static __device__ int32_t rows_of(const WorkTile& tile) {
+    return min(P::kTileM, tile.num_rows - tile.first_m);
+  }
+};
+
 // d = a * op(b), a [capacity, k]. Rows of a past the group's end are multiplied too; what comes of
 // them is not stored.
 template <Major kWeights>
 struct RaggedM {
   static constexpr Major kA = Major::kK, kB = kWeights;
 
-  CUtensorMap a;  // {k, rows}; box {64, tile_m}
+  RowBoxes a;
   // K-major {k, n, matrices}, box {64, tile_n, 1}. Else, in panels of 64 columns, {64, k, n / 64,
   // matrices}, box {64, 64, tile_n / 64, 1}; or {n, k, matrices}, {64, 64, 1}, if 64 does not
   // divide n.
@@ -55,10 +88,14 @@ struct RaggedM {
                                              zeroes_tail != 0);
   }
   __device__ int32_t rows_of_output(const WorkTile& tile) const { return tile.num_rows; }
+  template <class P>
+  __device__ int stage_bytes(const WorkTile& tile) const {
+    return P::kStageBytes - P::kABytes + a.stage_bytes<P>(tile);
+  }
 
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
-    ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
+    a.load(stage.a, barrier, tile, k0);
     if constexpr (kB == Major::kK) {
       ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n, tile.matrix);
     } else if (has_panels != 0) {
@@ -70,6 +107,7 @@ struct RaggedM {
                          tile.first_n + i * kPanel, k0, tile.matrix);
       }
     }
+    a.load_rest<P>(stage.a, barrier, tile, k0);
   }
 };
 
@@ -79,7 +117,7 @@ struct RaggedM {
 struct GluPairs {
   static constexpr Major kA = Major::kK, kB = Major::kK;
 
-  CUtensorMap a;
+  RowBoxes a;
   // Halves {k, 2F, matrices}, blocks {k, block, 2, F / block, matrices}; box of half a tile's rows.
   CUtensorMap b;
   int32_t f, k;
@@ -93,20 +131,25 @@ struct GluPairs {
                                                  zeroes_tail != 0);
   }
   __device__ int32_t rows_of_output(const WorkTile& tile) const { return tile.num_rows; }
+  template <class P>
+  __device__ int stage_bytes(const WorkTile& tile) const {
+    return P::kBBytes + a.stage_bytes<P>(tile);
+  }
 
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
-    ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
+    a.load(stage.a, barrier, tile, k0);
     if (block == f) {  // without a division, which would hold up each step's loads
       ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n + gate * f, tile.matrix);
       ptx::tma_load_3d(stage.b + P::kBBytes / 2, &b, barrier, k0, tile.first_n + (1 - gate) * f,
                        tile.matrix);
-      return;
+    } else {
+      const int32_t in_block = tile.first_n % block, index = tile.first_n / block;
+      ptx::tma_load_5d(stage.b, &b, barrier, k0, in_block, gate, index, tile.matrix);
+      ptx::tma_load_5d(stage.b + P::kBBytes / 2, &b, barrier, k0, in_block, 1 - gate, index,
+                       tile.matrix);
     }
-    const int32_t in_block = tile.first_n % block, index = tile.first_n / block;
-    ptx::tma_load_5d(stage.b, &b, barrier, k0, in_block, gate, index, tile.matrix);
-    ptx::tma_load_5d(stage.b + P::kBBytes / 2, &b, barrier, k0, in_block, 1 - gate, index,
-                     tile.matrix);
+    a.load_rest<P>(stage.a, barrier, tile, k0);
   }
 };
 
@@ -123,6 +166,10 @@ struct RaggedK {
     return RaggedKWalk<P::kTileM, P::kTileN, P::kTileK>(groups, m, n);
   }
   __device__ int32_t rows_of_output(const WorkTile&) const { return m; }
+  template <class P>
+  __device__ int stage_bytes(const WorkTile&) const {
+    return P::kStageBytes;
+  }
 
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {

@@ -89,7 +89,7 @@ std::string why_not_sizes(const Groups& groups, const TensorView& weights) {
     }
   }
   // Tiles are numbered in 31 bits: those of any splits, of the smallest tile.
-  constexpr int64_t kTile = 128;
+  constexpr int64_t kTile = 64;
   const auto tiles = [](int64_t n) { return ceil_div(n, kTile); };
   const int64_t first = tiles(sizes[0]), second = tiles(sizes[1]);
   const double ragged_m = static_cast<double>(tiles(groups.capacity) + groups.num_groups + 1) *

@@ -68,7 +68,7 @@ struct Call : PlannedCall<GroupedGemmArgs> {
     const auto stride = static_cast<int32_t>(b_scales.stride());
     const auto tiles = static_cast<int32_t>(b_scales.shape[1]);
     const ScaledRaggedM<kIsE5M2> operands{
-        ragged_m<P, Major::kK>(maps, rows_.rows(), b_.codes(), store.n, args.tail),
+        ragged_m<P, Major::kK>(maps, rows_.rows(), args.groups, b_.codes(), store.n, args.tail),
         maps.matrix("a_scales", row_scales_.scales(), 1, P::kRowScales),
         {static_cast<const float*>(b_scales.data), tiles * stride, stride, tiles - 1}};
     launch<P>(launcher, sizes(args), args.groups, operands, store);

@@ -264,6 +264,10 @@ struct ScaledRaggedK {
     return RaggedKWalk<P::kTileM, P::kTileN, P::kTileK>(groups, m, n);
   }
   __device__ int32_t rows_of_output(const WorkTile&) const { return m; }
+  template <class P>
+  __device__ int stage_bytes(const WorkTile&) const {
+    return P::kStageBytes;
+  }
 
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
