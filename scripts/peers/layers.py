@@ -14,17 +14,17 @@ def cases(tensors):
     router = tensors.normal(s.experts, s.hidden, scale=0.02, requires_grad=True)
     w1, w2 = tensors.weights(requires_grad=True)
     grad_y = tensors.normal(s.tokens, s.hidden, scale=0.2)
-    theirs = _torch_layer(s)
+    theirs = torch_layer(s)
 
     def ours():
         topk_idx, weights = moire.router(x @ router.t(), s.top_k, normalize=True)
         return [moire.moe(x, w1, w2, topk_idx, weights)]
 
-    both = {"moire": ours, "torch": lambda: [theirs(x, w1, w2, *_choose(x, router, s.top_k))]}
+    both = {"moire": ours, "torch": lambda: [theirs(x, w1, w2, *choose(x, router, s.top_k))]}
 
     def check():
         """Of the same choices: torch and moire order equal logits differently."""
-        topk_idx, weights = _choose(x, router, s.top_k)
+        topk_idx, weights = choose(x, router, s.top_k)
         yield moire.moe(x, w1, w2, topk_idx, weights), theirs(x, w1, w2, topk_idx, weights)
 
     forward = {name: no_grad(run) for name, run in both.items()}
@@ -46,23 +46,25 @@ def cases(tensors):
     yield Case("layer forward+backward", 3 * flop, run, check=gradients, **options)
 
 
-def _choose(x, router, k):
+def choose(x, router, k):
     values, topk_idx = (x @ router.t()).topk(k, dim=-1)
     return topk_idx, values.softmax(-1, dtype=torch.float32)
 
 
-def _torch_layer(shape):
+def torch_layer(shape, dynamic=False):
     """Plain PyTorch as fast as it goes: a sort, grouped_mm, compiled activation and combine."""
-    gm, act, tokens, k = grouped_mm(), compiled_act(), shape.tokens, shape.top_k
+    gm, act, k = grouped_mm(), compiled_act(dynamic), shape.top_k
 
-    @torch.compile(dynamic=False)
+    @torch.compile(dynamic=dynamic)
     def combine(rows, inverse):
-        return rows[inverse].view(tokens, k, -1).float().sum(1).to(rows.dtype)
+        return rows[inverse].view(-1, k, rows.shape[-1]).float().sum(1).to(rows.dtype)
 
     def layer(x, w1, w2, topk_idx, weights):
         order = topk_idx.flatten().argsort(stable=True)
-        counts = torch.bincount(topk_idx.flatten(), minlength=shape.experts)
-        ends = counts.cumsum(0).to(torch.int32)
+        # torch.bincount would wait for the GPU.
+        counts = torch.zeros(shape.experts, dtype=torch.int32, device=x.device)
+        counts.scatter_add_(0, topk_idx.flatten(), counts.new_ones(topk_idx.numel()))
+        ends = counts.cumsum(0, dtype=torch.int32)
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(order.numel(), device=order.device)
         z = gm(x[order // k], w1.transpose(1, 2), offs=ends)

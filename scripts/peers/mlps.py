@@ -18,10 +18,11 @@ def sinks(w1, w2):
     return tuple(ParameterGradients(True, False).of_call("grouped_mlp", w, None) for w in (w1, w2))
 
 
-def compiled_act():
-    """SwiGLU times the probabilities, in FP32, as one kernel; compiled anew for each shape."""
+def compiled_act(dynamic=False):
+    """SwiGLU times the probabilities, in FP32, as one kernel; compiled anew for each shape unless
+    `dynamic`."""
 
-    @torch.compile(dynamic=False)
+    @torch.compile(dynamic=dynamic)
     def act(z, probs):
         a, b = z.chunk(2, dim=-1)
         return (F.silu(a.float()) * b.float() * probs[:, None]).to(z.dtype)

@@ -221,3 +221,27 @@ def test_a_recipe_has_a_row_for_each_way_to_keep_its_weights(peers, bench):
     for row in rows:
         assert row["of_bf16"]["median"] > 0 and row["of_dense"]["median"] > 0
     assert bench_recipes.table(rows).count("\n") == len(rows) + 1
+
+
+def test_few_tokens_are_timed_as_graphs_of_calls(peers, bench):
+    import bench_decode
+
+    bench._dense_of = lambda dtype: {}
+    tensors, ticks = peers.shapes.Tensors(peers.shapes.TINY, "cpu"), []
+    rows = list(
+        bench_decode.rows_of(tensors, [1, 5], ["fp8_block"], bench, lambda: ticks.append(1))
+    )
+    assert [(row["tokens"], row["kind"]) for row in rows] == [
+        (tokens, kind) for tokens in (1, 5) for kind in ("mlp", "layer")
+    ]
+    assert len(ticks) == 2 * 3 * len(rows)  # turns and functions
+    for row in rows:
+        assert list(row["peers"]) == ["torch", "bf16", "fp8_block"]
+        assert row["agrees"], row["differences"]
+        assert 0 < row["chosen_experts"] <= peers.shapes.TINY.experts
+        assert row["weight_elements"] == 3 * 64 * 32 * row["chosen_experts"]
+        assert bench_decode.microseconds(row, "bf16") * 16e-3 == pytest.approx(
+            SIMULATED["ms"], rel=1e-3
+        )
+        assert "µs" in bench_decode.row_text(row)
+    assert bench_decode.table(rows).count("\n") == len(rows) + 1
