@@ -177,11 +177,13 @@ TEST_F(Graph, LaunchesOnlyWhatTheMathematicsNeeds) {
   };
   // Four products; the sums of grad_probs, grad_b1 and grad_b2 have a fixed order, so they are
   // partial sums and their sum: one more launch for grad_probs, one for grad_b1, three for grad_b2
-  // with its share of grad_probs. In MXFP8 x, grad_y and the weights are quantised, and x once more
+  // with its share of grad_probs. In FP8 x, grad_y and the weights are quantised, and x once more
   // for the backward; the activation is a launch of its own, with act's values in it, and backward
   // those of grad_z and the partial sums of grad_probs and grad_b1.
-  const Case cases[] = {{{DType::kBF16}, 2, 4 + 1 + 1 + 3},
-                        {{DType::kBF16, {MOIRE_RECIPE_MXFP8}}, 2 + 3 + 1, 4 + 1 + 2 + 3 + 4}};
+  std::vector<Case> cases{{{DType::kBF16}, 2, 4 + 1 + 1 + 3}};
+  for (const int32_t fp8 : {MOIRE_RECIPE_MXFP8, MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
+    cases.push_back({{DType::kBF16, {fp8}}, 2 + 3 + 1, 4 + 1 + 2 + 3 + 4});
+  }
   for (const Case& c : cases) {
     SCOPED_TRACE(testing::PrintToString(c.layer));
     MlpOnDevice mlp(on_stream(), c.layer);

@@ -183,11 +183,10 @@ Status make_core_weights(const Context& context, const Weight& weight, int32_t r
   Launcher launcher(context, "prepare_weight");
   const TensorView source(weight.tensor);
   const auto notes = non_finite_reporter(context, {"prepare_weight", "w"}, source, false);
-  const bool folds = recipe == MOIRE_RECIPE_MXFP8_FAST, opens = opens_eights(weight);
-  with_float_type(source.type(), [&]<class T>() {
-    const auto launch_for = folds ? (opens ? launch<true, T, true> : launch<true, T, false>)
-                                  : (opens ? launch<false, T, true> : launch<false, T, false>);
-    launch_for(launcher, weight, made, fractional_scales, notes);
+  with_floats(source.type(), opens_eights(weight), [&]<class T, bool kVectors>() {
+    recipe == MOIRE_RECIPE_MXFP8_FAST
+        ? launch<true, T, kVectors>(launcher, weight, made, fractional_scales, notes)
+        : launch<false, T, kVectors>(launcher, weight, made, fractional_scales, notes);
   });
   return launcher.status();
 }

@@ -20,7 +20,8 @@ namespace {
 // Where pieces of gate and up lie in the tiles of grad_z that belong to 128 columns of F: in
 // blocks, each a power of two, as pairs of eight columns do, too.
 struct PiecePlaces {
-  uint32_t shift, gate, up;
+  uint32_t shift, gate;
+  uint32_t between;  // what the second piece's place has other than the first's
 
   explicit PiecePlaces(const ResolvedGluLayout& layout) {
     const bool are_pairs = layout.block == 1, gate_first = layout.gate_first || are_pairs;
@@ -28,11 +29,9 @@ struct PiecePlaces {
     const uint32_t block = are_pairs ? kEight : layout.is_gated ? most : kGluColumns;
     shift = static_cast<uint32_t>(std::countr_zero(block));
     gate = gate_first ? 0 : block;
-    up = block - gate;
+    between = block;
   }
   __device__ uint32_t first(uint32_t column) const { return pair_of(column) + gate; }
-  // What the second piece's place has other than the first's.
-  __device__ uint32_t between() const { return gate ^ up; }
   // Bits of a column are bits of the pair's.
   __device__ uint32_t pair_of(uint32_t column) const { return column + (column >> shift << shift); }
 };
@@ -121,7 +120,7 @@ class GradientPart {
     const uint32_t column = kSegment * segment() + kEight * (threadIdx.x % 2);
     const uint32_t act_place = place(kActTile<Columns>, column);
     uint32_t first_place = place(0, args_.places.first(column));
-    const uint32_t to_second = change(args_.places.between());
+    const uint32_t to_second = change(args_.places.between);
     // A step's bits change the same bits of all threads' places: the lower one in every step, the
     // upper one in every other.
     static_assert(kSegmentSteps == 4);

@@ -22,13 +22,6 @@ bool takes_vectors(const QuantizeWeightArgs& args) {
   return opens_eights(Weight(args.source)) && are_eights(args.rowwise, args.columnwise);
 }
 
-// Calls f.operator()<T, kVectors>().
-template <class F>
-void with_floats(DType dtype, bool takes_vectors, F&& f) {
-  with_float_type(dtype, [&]<class T>() {
-    takes_vectors ? f.template operator()<T, true>() : f.template operator()<T, false>();
-  });
-}
 // What both ops have in common; their structs have fields of the same names.
 template <class Source, class A>
 QuantizeTiles<Source> tiles_of(const A& args, const TensorView& source, const ScaleBlocks& blocks) {

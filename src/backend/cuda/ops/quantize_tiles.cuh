@@ -337,6 +337,14 @@ struct FloatRows {
   }
 };
 
+// Calls f.operator()<T, kVectors>().
+template <class F>
+void with_floats(DType dtype, bool takes_vectors, F&& f) {
+  with_float_type(dtype, [&]<class T>() {
+    takes_vectors ? f.template operator()<T, true>() : f.template operator()<T, false>();
+  });
+}
+
 // Rows of calls whose scales are powers of two, as most are: a kernel that knows it has fewer
 // instructions.
 struct PlainRows : FloatRows<__nv_bfloat16, true> {};
