@@ -130,6 +130,7 @@ host() {
 # In short mode; docs/performance.md has the commands of its tables.
 peers() {
   PYTHONPATH=$PWD/python "$python" scripts/bench_peers.py --short --json "$out/peers.json"
+  PYTHONPATH=$PWD/python "$python" scripts/bench_decode.py --short --json "$out/decode.json"
 }
 
 kernels() {
