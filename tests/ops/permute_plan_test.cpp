@@ -78,6 +78,25 @@ TEST(PermutePlan, IsTheSameForAnyNumberOfThreads) {
   expect_same_on_any_threads(c.filled());
 }
 
+// As a GPU has it: of few choices one block does all, of many there are parts, whose counters of
+// many experts lie in the workspace.
+TEST(PermutePlan, IsTheDefinitionsOfFewAndManyChoicesExpertsAndRows) {
+  struct Sizes {
+    int64_t tokens, k, groups, room;
+  };
+  for (const Sizes s : {Sizes{1, 8, 128, 0},
+                        {512, 8, 128, 5},
+                        {513, 8, 128, 5},
+                        {600, 8, 1500, 0},
+                        {3, 2, 3000, 9},
+                        {4, 2, 5, 20000},
+                        {1000, 4, 12000, 0}}) {
+    SCOPED_TRACE(testing::Message() << s.tokens << " tokens, " << s.groups << " experts");
+    PlanCase c(s.tokens, s.k, s.groups, DType::kInt64, DType::kInt32, s.room);
+    c.check(tested());
+  }
+}
+
 TEST(PermutePlan, TakesNoGroups) {
   PlanCase c(4, 2, 0, DType::kInt32, DType::kInt64, 0);
   ASSERT_TRUE(succeeds(c.run(tested())));

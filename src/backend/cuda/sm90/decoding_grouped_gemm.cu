@@ -41,6 +41,10 @@ decltype(auto) with_tile(const DeviceState& state, const GroupedGemmArgs& args, 
   const auto with = [&]<class P, Major kWeights>() -> decltype(auto) {
     return f.template operator()<P, kWeights>(cost_of<P>(sizes(args), state.num_multiprocessors));
   };
+  if (sizes(args).has_few_rows()) {
+    return is_k_major(args) ? with.template operator()<DecodingThinTile, Major::kK>()
+                            : with.template operator()<DecodingThinTile, Major::kMN>();
+  }
   return is_k_major(args) ? with.template operator()<DecodingTile, Major::kK>()
                           : with.template operator()<DecodingTallTile, Major::kMN>();
 }
@@ -77,8 +81,10 @@ struct Call : RaggedMCall<GroupedGemmArgs> {
     const TensorView a(rows.rows());
     const Matrices b{Weight(args.b)};
     const auto store = store_of<P, StoreTurned<kWeights>>(maps, args);
+    const int32_t box = std::min(64, box_rows<P>(args.groups));
     const DecodingRaggedM<kWeights> operands{
-        maps.matrix("a", a, 64),
+        maps.matrix("a", a, box),
+        box,
         maps.matrices("b", b, kWeights == Major::kK ? P::kTileN : P::kTileK, 64),
         column_scales(args.b_scales, kWeights == Major::kK),
         store.n,

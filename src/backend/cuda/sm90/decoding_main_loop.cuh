@@ -71,7 +71,9 @@ __device__ __forceinline__ void multiply_decoding(SharedMemory<P>& s, SideBySide
   if constexpr (P::kTileM == 256) {
     if (blocks > 3) return multiply.template operator()<256>();
   }
-  if (blocks > 2) return multiply.template operator()<192>();
+  if constexpr (P::kTileM >= 192) {
+    if (blocks > 2) return multiply.template operator()<192>();
+  }
   if (blocks > 1) return multiply.template operator()<128>();
   multiply.template operator()<64>();
 }

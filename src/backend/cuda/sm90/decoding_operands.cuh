@@ -151,9 +151,9 @@ class EvenWalk : RaggedMWalk<P::kTileM, P::kTileN> {
     tile.first_m = tile.first_m / P::kTileM * rows_of_tile(tile);
     return tile;
   }
-  // In blocks of 64, those of the tile's rows that exist.
-  __device__ static int32_t blocks(const WorkTile& tile) {
-    return (min(rows_of_tile(tile), tile.num_rows - tile.first_m) + 63) / 64;
+  // Those of the tile's rows that exist.
+  __device__ static int32_t rows(const WorkTile& tile) {
+    return min(rows_of_tile(tile), tile.num_rows - tile.first_m);
   }
 
  private:
@@ -166,9 +166,8 @@ class EvenWalk : RaggedMWalk<P::kTileM, P::kTileN> {
 // d = a * op(b), a BF16 [capacity, k], b of MXFP8.
 template <Major kWeights>
 struct DecodingRaggedM {
-  static constexpr int kBlockBytes = 64 * 128;  // of 64 rows, or columns, of a stage
-
-  CUtensorMap a;  // {k, rows}; box {64, 64}
+  CUtensorMap a;  // {k, rows}; box {64, box}
+  int32_t box;    // 64, or of small groups a divisor of it
   // K-major {k, n, matrices}, box {64, tile_n, 1}; else {n, k, matrices}, {64, 64, 1}.
   CUtensorMap b;
   ColumnScales scales;
@@ -182,27 +181,25 @@ struct DecodingRaggedM {
   // Of 64 rows, in a tile.
   template <class P>
   __device__ int32_t blocks(const WorkTile& tile) const {
-    return EvenWalk<P>::blocks(tile);
+    return (EvenWalk<P>::rows(tile) + 63) / 64;
   }
   template <class P>
   __device__ int stage_bytes(const WorkTile& tile) const {
-    return blocks<P>(tile) * kBlockBytes + P::kBBytes;
+    return (EvenWalk<P>::rows(tile) + box - 1) / box * box * P::kTileKBytes + P::kBBytes;
   }
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
-    const int32_t count = blocks<P>(tile);
-#pragma unroll
-    for (int i = 0; i < P::kTileM / 64; ++i) {
-      if (i >= count) break;
-      ptx::tma_load_2d(stage.a + i * kBlockBytes, &a, barrier, k0,
-                       tile.first_row + tile.first_m + i * 64);
+    const int32_t rows = EvenWalk<P>::rows(tile);
+    for (int32_t i = 0; i < rows; i += box) {
+      ptx::tma_load_2d(stage.a + i * P::kTileKBytes, &a, barrier, k0,
+                       tile.first_row + tile.first_m + i);
     }
     if constexpr (kWeights == Major::kK) {
       ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n, tile.matrix);
     } else {
 #pragma unroll
       for (int i = 0; i < P::kTileN / 64; ++i) {
-        ptx::tma_load_3d(stage.b + i * kBlockBytes / 2, &b, barrier, tile.first_n + i * 64, k0,
+        ptx::tma_load_3d(stage.b + i * 64 * P::kTileK, &b, barrier, tile.first_n + i * 64, k0,
                          tile.matrix);
       }
     }

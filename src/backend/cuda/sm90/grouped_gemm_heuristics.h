@@ -82,6 +82,12 @@ struct DecodingTallTile : Policy<Shape{.tile_m = 192,
                                        .num_buffers = 3,
                                        .num_warpgroups = 3,
                                        .decodes_weights = true}> {};
+// Of few rows, either way: of their weights more is under way.
+struct DecodingThinTile : Policy<Shape{.tile_m = 128,
+                                       .tile_n = 128,
+                                       .num_stages = 8,
+                                       .num_buffers = 1,
+                                       .decodes_weights = true}> {};
 
 // The policies that one instance can have.
 template <class... P>

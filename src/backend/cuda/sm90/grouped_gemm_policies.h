@@ -9,7 +9,7 @@ namespace moire::cuda::sm90 {
 // How the consumer warpgroups share the tiles (schedules.cuh).
 enum class Schedule {
   kSideBySide,  // each multiplies 64 rows of every tile
-  kPingPong     // two take tiles in turn, 128 rows each: one multiplies, the other stores
+  kPingPong     // two take tiles in turn: one multiplies, the other stores
 };
 
 // When a warp runs the pieces of its epilogue (pieces.cuh).

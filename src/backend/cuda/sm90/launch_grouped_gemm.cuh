@@ -84,13 +84,18 @@ std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
   return with_cheapest(Tiles(), sizes, state.num_multiprocessors, PolicyText());
 }
 
-// How a's rows come: of groups smaller than half of 64 rows, in boxes that most fit into.
+// How many of a's rows come at once: of groups smaller than half of 64 rows, as most of them have.
 template <class P>
-RowBoxes row_boxes(TensorMaps& maps, const TensorView& a, const moire_groups& groups) {
+int32_t box_rows(const moire_groups& groups) {
   int32_t box = P::kTileM;
   for (const int32_t rows : {64, 32, 16, 8}) {
     if (2 * mean_rows(groups) <= rows) box = rows;
   }
+  return box;
+}
+template <class P>
+RowBoxes row_boxes(TensorMaps& maps, const TensorView& a, const moire_groups& groups) {
+  const int32_t box = box_rows<P>(groups);
   return {maps.matrix("a", a, box), box};
 }
 
