@@ -39,15 +39,19 @@ def main():
     args = arguments()
     if not torch.cuda.is_available():
         sys.exit("bench_decode: Torch finds no GPU")
+    if moire.info()["cuda"].startswith("off"):
+        sys.exit("bench_decode: this build of moire has no CUDA backend")
     bench = Bench(TorchGpu(), args.short, dense_of=lambda dtype: {})
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
-    report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
+    report = {"command": " ".join(sys.argv), "machine": machine, **bench.about()}
+    report |= {"calls_of_a_graph": CALLS, "rows": []}  # ms and mj are a graph's
     print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
     num_cases = len(args.shapes) * len(args.tokens)
     stretches = num_cases * bench.protocol.turns * 2 * (2 + len(args.recipes))
     print(plan_text(stretches, num_cases, bench.protocol, SECONDS_PER_CASE), flush=True)
     progress = Progress(stretches)
     for name in args.shapes:
+        torch._dynamo.reset()  # or it gives up compiling after so many shapes
         tensors = Tensors(TINY if name == "tiny" else SHAPES[name], "cuda")
         for row in rows_of(tensors, args.tokens, args.recipes, bench, progress.tick):
             report["rows"].append(row)
@@ -70,12 +74,26 @@ def arguments(given=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "tiny"], default=list(SHAPES))
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 16, 128])
-    parser.add_argument("--recipes", nargs="*", default=["fp8_block"])
+    shapes = [*SHAPES, "tiny"]
+    parser.add_argument(
+        "--shapes", nargs="+", choices=shapes, default=list(SHAPES), help="default: all but tiny"
+    )
+    parser.add_argument(
+        "--tokens", nargs="+", type=int, default=[1, 16, 128], help="of a call; default: 1 16 128"
+    )
+    parser.add_argument(
+        "--recipes",
+        nargs="*",
+        choices=["mxfp8", "mxfp8_fast", "fp8_block"],
+        default=["fp8_block"],
+        help="of FP8, beside BF16; default: fp8_block",
+    )
     parser.add_argument("--short", action="store_true", help="daily work: not steady state")
     parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
-    return parser.parse_args(given)
+    args = parser.parse_args(given)
+    if min(args.tokens) < 1:
+        parser.error(f"--tokens has {min(args.tokens)}, needs 1 or more")
+    return args
 
 
 class Batch(NamedTuple):
@@ -87,6 +105,7 @@ class Batch(NamedTuple):
     rows: torch.Tensor
     probs: torch.Tensor
     offsets: torch.Tensor
+    ends: torch.Tensor  # torch's
 
 
 def batch(tensors, router, tokens):
@@ -97,20 +116,21 @@ def batch(tensors, router, tokens):
     counts = torch.bincount(topk_idx.flatten(), minlength=s.experts)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     probs = topk_weights.flatten()[order]
-    return Batch(x, topk_idx, topk_weights, x[order // s.top_k], probs, offsets)
+    ends = offsets[1:].to(torch.int32)
+    return Batch(x, topk_idx, topk_weights, x[order // s.top_k], probs, offsets, ends)
 
 
 def ways(tensors, router, recipes):
-    """{"mlp" or "layer": {name: function of a Batch}}."""
+    """{kind: {name: function of a Batch}}: "mlp", "layer", and "routed", the layer of choices that
+    were made, which has to agree: torch and moire order equal logits differently."""
     s = tensors.shape
     w1, w2 = tensors.weights()
     gm, act = grouped_mm(), compiled_act(dynamic=True)
     layer = torch_layer(s, dynamic=True)
 
     def torch_mlp(b):
-        ends = b.offsets[1:].to(torch.int32)
-        z = gm(b.rows, w1.transpose(1, 2), offs=ends)
-        return gm(act(z, b.probs), w2.transpose(1, 2), offs=ends)
+        z = gm(b.rows, w1.transpose(1, 2), offs=b.ends)
+        return gm(act(z, b.probs), w2.transpose(1, 2), offs=b.ends)
 
     def mlp(options, b):
         groups = moire.Groups.of_offsets(b.offsets, len(b.rows))
@@ -120,14 +140,18 @@ def ways(tensors, router, recipes):
         topk_idx, weights = moire.router(b.x @ router.t(), s.top_k, normalize=True)
         return moire.moe(b.x, w1, w2, topk_idx, weights, **options)
 
+    def routed(options, b):
+        return moire.moe(b.x, w1, w2, b.topk_idx, b.topk_weights, **options)
+
     given = {BF16: {}}
     for recipe in recipes:
         copies = [moire.PreparedWeight(w, recipe, forward_only=True) for w in (w1, w2)]
         given[recipe] = dict(recipe=recipe, w1_quantized=copies[0], w2_quantized=copies[1])
-    ours = {"mlp": mlp, "layer": whole}
+    ours = {"mlp": mlp, "layer": whole, "routed": routed}
     theirs = {
         "mlp": torch_mlp,
         "layer": lambda b: layer(b.x, w1, w2, *choose(b.x, router, s.top_k)),
+        "routed": lambda b: layer(b.x, w1, w2, b.topk_idx, b.topk_weights),
     }
     return {
         kind: {TORCH: theirs[kind], **{n: partial(ours[kind], o) for n, o in given.items()}}
@@ -140,13 +164,15 @@ def rows_of(tensors, all_tokens, recipes, bench, tick):
     s = tensors.shape
     router = tensors.normal(s.experts, s.hidden, scale=s.hidden**-0.5)
     functions = ways(tensors, router, recipes)
+    compared = {"mlp": functions["mlp"], "layer": functions.pop("routed")}
     for tokens in all_tokens:
         batches = [batch(tensors, router, tokens) for _ in range(CALLS)]
         chosen = sum((b.offsets.diff() > 0).sum().item() for b in batches) / CALLS
         flop = 6 * tokens * s.top_k * s.hidden * s.width
         for kind, by_name in functions.items():
             run = {n: (replayed(f, batches), CALLS * flop) for n, f in by_name.items()}
-            differences = {n: difference(f, by_name[TORCH], batches) for n, f in by_name.items()}
+            theirs = compared[kind][TORCH]
+            differences = {n: difference(f, theirs, batches) for n, f in compared[kind].items()}
             measured = bench.measure(run, tick)
             yield {
                 "shape": s.name,
