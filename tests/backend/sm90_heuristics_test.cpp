@@ -75,6 +75,9 @@ TEST(Sm90Heuristics, FewRowsGetThinTilesUnlessTheSumIsShort) {
     expect_fc1_glu<ThinGluTile>(128, rows, 768, 2048);
   }
   expect_tile<ThinTile>(ProductTiles(), ragged_m_sizes({nullptr, 128, 8}, 2048, 768));  // a token
+  expect_tile<DecodingThinTile>(DecodingTiles(), ragged_m_sizes(groups(8, 16), 4096, 14336));
+  expect_tile<DecodingTile>(DecodingTiles(), ragged_m_sizes(groups(8, 17), 4096, 14336));
+  expect_tile<DecodingThinTile>(TurnedDecodingTiles(), ragged_m_sizes(groups(8, 1), 4096, 256));
   expect_product<LowTile>(128, 16, 2048, 192);
   expect_product<LowTile>(8, 17, 4096, 14336);
   expect_glu_backward<WideLoadingEpilogueTile>(128, 2, 768, 2048);  // has none
@@ -215,6 +218,8 @@ TEST(Sm90Heuristics, EveryPolicyFitsIntoAMultiprocessor) {
   expect_all_fit(Fp32WgradTiles());
   expect_all_fit(GluTiles());
   expect_all_fit(GluBackwardTiles());
+  expect_all_fit(DecodingTiles());
+  expect_all_fit(TurnedDecodingTiles());
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ struct CostModel {
     cost.waves = groups * column_tiles * row_tiles / num_multiprocessors;
     cost.clocks = work / num_multiprocessors + tile_clocks(P::kTileM) / 2;
     // No model of it: few rows' weights come soonest by many tiles with many stages each.
-    if (P::kIsThin) cost.clocks = sizes.has_few_rows() ? 0 : HUGE_VAL;
+    if (P::kShape.is_thin) cost.clocks = sizes.has_few_rows() ? 0 : HUGE_VAL;
     // Of groups that all end in a tile, and of a tail. Without groups no number says how many.
     const double most = column_tiles * (sizes.is_ragged_m ? groups * (sizes.m / P::kTileM + 1) + 1
                                                           : groups * row_tiles);

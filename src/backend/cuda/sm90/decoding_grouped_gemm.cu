@@ -38,15 +38,14 @@ ColumnScales column_scales(const TensorView& scales, bool is_k_last) {
 // Calls f.operator()<P, kWeights>(cost) with the tile, and with how the weights lie.
 template <class F>
 decltype(auto) with_tile(const DeviceState& state, const GroupedGemmArgs& args, F&& f) {
-  const auto with = [&]<class P, Major kWeights>() -> decltype(auto) {
-    return f.template operator()<P, kWeights>(cost_of<P>(sizes(args), state.num_multiprocessors));
+  const auto with = [&]<Major kWeights>(auto tiles) -> decltype(auto) {
+    return with_cheapest(tiles, sizes(args), state.num_multiprocessors,
+                         [&]<class P>(const Cost& cost) -> decltype(auto) {
+                           return f.template operator()<P, kWeights>(cost);
+                         });
   };
-  if (sizes(args).has_few_rows()) {
-    return is_k_major(args) ? with.template operator()<DecodingThinTile, Major::kK>()
-                            : with.template operator()<DecodingThinTile, Major::kMN>();
-  }
-  return is_k_major(args) ? with.template operator()<DecodingTile, Major::kK>()
-                          : with.template operator()<DecodingTallTile, Major::kMN>();
+  return is_k_major(args) ? with.template operator()<Major::kK>(DecodingTiles())
+                          : with.template operator()<Major::kMN>(TurnedDecodingTiles());
 }
 
 struct Call : RaggedMCall<GroupedGemmArgs> {

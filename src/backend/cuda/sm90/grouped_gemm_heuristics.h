@@ -29,11 +29,9 @@ struct NarrowLowTile : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers =
 struct PingPongTile : Policy<ping_pong(192, 3)> {};
 // Of few rows.
 constexpr Shape thin(int n, int stages, int buffers) {
-  return {.tile_m = 64,
-          .tile_n = n,
-          .num_stages = stages,
-          .num_buffers = buffers,
-          .schedule = Schedule::kPingPong};
+  Shape shape = ping_pong(n, buffers);
+  shape.tile_m = 64, shape.num_stages = stages, shape.is_thin = true;
+  return shape;
 }
 struct ThinTile : Policy<thin(64, 12, 1)> {};
 
@@ -87,7 +85,8 @@ struct DecodingThinTile : Policy<Shape{.tile_m = 128,
                                        .tile_n = 128,
                                        .num_stages = 8,
                                        .num_buffers = 1,
-                                       .decodes_weights = true}> {};
+                                       .decodes_weights = true,
+                                       .is_thin = true}> {};
 
 // The policies that one instance can have.
 template <class... P>
@@ -98,6 +97,8 @@ using GluTiles = Candidates<GluTile, PingPongGluTile, ThinGluTile>;
 using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<BoxesOfWarps<PingPongTile>, BoxesOfWarps<LoadingEpilogueTile>>;
+using DecodingTiles = Candidates<DecodingTile, DecodingThinTile>;  // k last
+using TurnedDecodingTiles = Candidates<DecodingTallTile, DecodingThinTile>;
 using ScaledTiles = Candidates<BoxesOfWarps<ScaledWideTile>>;
 using ScaledBf16WgradTiles = Candidates<BoxesOfWarps<ScaledBf16WgradTile>>;
 using ScaledFp32WgradTiles = Candidates<BoxesOfWarps<ScaledFp32WgradTile>>;

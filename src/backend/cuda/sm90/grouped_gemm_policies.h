@@ -28,6 +28,7 @@ struct Shape {
   int element_bytes = 2;             // 1: FP8 with scales (scaled_main_loop.cuh)
   bool scales_every_column = false;  // which then come with a stage
   bool decodes_weights = false;      // codes, beside BF16 rows (decoding_main_loop.cuh)
+  bool is_thin = false;              // for few rows, and for no others (cost_model.h)
 };
 
 // kRows: of an epilogue's copies, a warpgroup's or (BoxesOfWarps) a warp's.
@@ -39,7 +40,6 @@ struct Policy {
   static constexpr bool kTakesTurns = kShape.decodes_weights;  // side by side
   static constexpr bool kIsLeftOver = kShape.pieces == Pieces::kLeftOver;
   static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n;
-  static constexpr bool kIsThin = kTileM == 64;  // for few rows
   static constexpr int kTileKBytes = 128, kTileK = kTileKBytes / kShape.element_bytes;
   static constexpr int kNumStages = kShape.num_stages;
   static constexpr int kBoxRows = kRows, kWarpsOfBox = kBoxRows / 16;
