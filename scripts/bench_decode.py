@@ -11,21 +11,19 @@ prepared once. All take turns by the protocol of scripts/sustained.py (docs/perf
 
 import argparse
 import gc
-import json
-import pathlib
 import sys
 from functools import partial
 from typing import NamedTuple
 
 import moire
 import torch
+from peers import runs
 from peers.case import grouped_mm, relative_difference
 from peers.layers import choose, torch_layer
 from peers.mlps import compiled_act
 from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import number
 from peers.timing import Bench, TorchGpu
-from results import library
 from sustained import SHORT_NOTICE, Progress, plan_text, time_ratio
 
 TORCH, BF16 = "torch", "bf16"
@@ -37,15 +35,10 @@ SECONDS_PER_CASE = 3
 
 def main():
     args = arguments()
-    if not torch.cuda.is_available():
-        sys.exit("bench_decode: Torch finds no GPU")
-    if moire.info()["cuda"].startswith("off"):
-        sys.exit("bench_decode: this build of moire has no CUDA backend")
+    runs.need_gpu("bench_decode")
     bench = Bench(TorchGpu(), args.short, dense_of=lambda dtype: {})
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
-    report = {"command": " ".join(sys.argv), "machine": machine, **bench.about()}
-    report |= {"calls_of_a_graph": CALLS, "rows": []}  # ms and mj are a graph's
-    print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
+    # ms and mj are a graph's.
+    report = {**runs.new_report(bench), "calls_of_a_graph": CALLS, "rows": []}
     num_cases = len(args.shapes) * len(args.tokens)
     stretches = num_cases * bench.protocol.turns * 2 * (2 + len(args.recipes))
     print(plan_text(stretches, num_cases, bench.protocol, SECONDS_PER_CASE), flush=True)
@@ -57,9 +50,7 @@ def main():
             report["rows"].append(row)
             progress.clear()
             print(row_text(row), flush=True)
-            if args.json is not None:
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
+            runs.write(args.json, report)
         del tensors
         gc.collect()
         torch.cuda.empty_cache()
@@ -74,10 +65,7 @@ def arguments(given=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    shapes = [*SHAPES, "tiny"]
-    parser.add_argument(
-        "--shapes", nargs="+", choices=shapes, default=list(SHAPES), help="default: all but tiny"
-    )
+    runs.add_arguments(parser)
     parser.add_argument(
         "--tokens", nargs="+", type=int, default=[1, 16, 128], help="of a call; default: 1 16 128"
     )
@@ -88,8 +76,6 @@ def arguments(given=None):
         default=["fp8_block"],
         help="of FP8, beside BF16; default: fp8_block",
     )
-    parser.add_argument("--short", action="store_true", help="daily work: not steady state")
-    parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
     args = parser.parse_args(given)
     if min(args.tokens) < 1:
         parser.error(f"--tokens has {min(args.tokens)}, needs 1 or more")

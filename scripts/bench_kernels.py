@@ -12,18 +12,16 @@ to be what moire.grouped_mlp computes of the same tensors, bit for bit.
 
 import argparse
 import gc
-import json
-import pathlib
 import sys
 import time
 
-import moire
 import torch
+from peers import runs
 from peers.kernels import Layer
 from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import number
 from peers.timing import Bench, TorchGpu, host_microseconds
-from results import library, ratio_span
+from results import ratio_span
 from sustained import SHORT_NOTICE, Progress, plan_text, time_ratio
 
 NUM_KERNELS = 7
@@ -33,15 +31,10 @@ BARE = ", bare"
 
 def main():
     args = arguments()
-    if not torch.cuda.is_available():
-        sys.exit("bench_kernels: Torch finds no GPU")
-    if moire.info()["cuda"].startswith("off"):
-        sys.exit("bench_kernels: this build of moire has no CUDA backend")
+    runs.need_gpu("bench_kernels")
     began = time.perf_counter()
     bench = Bench(TorchGpu(), args.short)
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
-    report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "shapes": []}
-    print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
+    report = {**runs.new_report(bench), "shapes": []}
     stretches = len(args.shapes) * bench.protocol.turns * (2 * NUM_KERNELS + 1)
     print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
     progress = Progress(stretches)
@@ -50,9 +43,7 @@ def main():
         report["shapes"].append(measured_shape(Tensors(shape, "cuda"), bench, progress.tick))
         progress.clear()
         print(table(report["shapes"][-1]), flush=True)
-        if args.json is not None:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+        runs.write(args.json, report)
         gc.collect()
         torch.cuda.empty_cache()
     print(f"took {time.perf_counter() - began:.0f} s")
@@ -68,9 +59,7 @@ def arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "tiny"], default=list(SHAPES))
-    parser.add_argument("--short", action="store_true", help="daily work: not steady state")
-    parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
+    runs.add_arguments(parser)
     return parser.parse_args()
 
 

@@ -26,11 +26,10 @@ import time
 
 import moire
 import torch
-from peers import fp8, layers, mlps, others, products
+from peers import fp8, layers, mlps, others, products, runs
 from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import markdown
 from peers.timing import Bench, TorchGpu, bytes_kept, host_microseconds
-from results import library
 from sustained import SHORT_NOTICE, SUSTAINED, Progress, plan_text, rate_ratio, time_ratio
 
 PARTS = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases, "fp8": fp8.cases}
@@ -51,14 +50,10 @@ def main():
         reports = [json.loads(path.read_text()) for path in args.table]
         print(markdown([row for report in reports for row in report["rows"]]))
         return 0
-    if not torch.cuda.is_available():
-        sys.exit("bench_peers: Torch finds no GPU")
-    if moire.info()["cuda"].startswith("off"):
-        sys.exit("bench_peers: this build of moire has no CUDA backend")
+    runs.need_gpu("bench_peers")
     began = time.perf_counter()
     bench = Bench(TorchGpu(), args.short, turns=args.turns)
-    report = {"command": " ".join(sys.argv), "machine": machine(), **bench.about(), "rows": []}
-    print(f"{report['machine']['gpu']}, torch {torch.__version__}; {bench.about_text()}")
+    report = {**runs.new_report(bench), "rows": []}
     stretches, cases = planned(args)
     print(plan_text(stretches, cases, bench.protocol, SECONDS_PER_CASE), flush=True)
     progress = Progress(stretches)
@@ -71,12 +66,12 @@ def main():
                 report["rows"].append(row)
                 progress.clear()
                 print_row(row)
-                write(args.json, report)
+                runs.write(args.json, report)
     report["gemms"] = [weighted(name, report["rows"]) for name in args.shapes]
     for line in report["gemms"]:
         if line["ratio"]:
             print(f"{line['shape']:<14} six products together: {line['ratio']:.3f} x torch")
-    write(args.json, report)
+    runs.write(args.json, report)
     print(f"took {time.perf_counter() - began:.0f} s")
     if args.short:
         print(SHORT_NOTICE)
@@ -91,13 +86,11 @@ def arguments(words=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "tiny"], default=list(SHAPES))
+    runs.add_arguments(parser)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--loop", action="store_true", help="time a loop of cuBLAS calls as well")
     parser.add_argument("--multiple", type=int, default=1, help="rows of every expert are one")
     parser.add_argument("--turns", type=int, default=SUSTAINED.turns, help="of each function")
-    parser.add_argument("--short", action="store_true", help="daily work: not steady state")
-    parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
     parser.add_argument("--table", nargs="+", type=pathlib.Path, help="of such files")
     args = parser.parse_args(words)
     if args.turns < 1:
@@ -193,15 +186,6 @@ def weighted(shape, rows):
     return {"shape": shape, "ms": ms, "ratio": ms["torch"] / ms["moire"]}
 
 
-def machine():
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "moire": library(),
-    }
-
-
 def print_row(row):
     print(f"{row['shape']:<14} {row['case']}")
     for name, peer in row["peers"].items():
@@ -233,12 +217,6 @@ def peer_text(peer):
     if "bytes_kept" in peer:
         text += f", keeps {peer['bytes_kept'] / 1e6:,.0f} MB"
     return text
-
-
-def write(path, report):
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

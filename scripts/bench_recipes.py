@@ -14,18 +14,16 @@ All take turns by the protocol of scripts/sustained.py (docs/performance.md).
 
 import argparse
 import gc
-import json
-import pathlib
 import sys
 from functools import partial
 
 import moire
 import torch
 from moire.wgrad import ParameterGradients
+from peers import runs
 from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import number
 from peers.timing import Bench, TorchGpu, bytes_kept
-from results import library
 from sustained import SHORT_NOTICE, Progress, plan_text, rate_ratio, time_ratio
 
 BF16 = "bf16"
@@ -40,12 +38,9 @@ SECONDS_PER_SHAPE = 4
 
 def main():
     args = arguments()
-    if not torch.cuda.is_available():
-        sys.exit("bench_recipes: Torch finds no GPU")
+    runs.need_gpu("bench_recipes")
     bench = Bench(TorchGpu(), args.short)
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
-    report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
-    print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
+    report = {**runs.new_report(bench), "rows": []}
     stretches = len(args.shapes) * bench.protocol.turns * (2 + 6 * len(args.recipes))
     print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
     progress = Progress(stretches)
@@ -53,9 +48,7 @@ def main():
         tensors = Tensors(TINY if name == "tiny" else SHAPES[name], "cuda")
         report["rows"] += rows_of(tensors, args.recipes, bench, progress.tick)
         progress.clear()
-        if args.json is not None:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+        runs.write(args.json, report)
         del tensors
         gc.collect()
         torch.cuda.empty_cache()
@@ -69,10 +62,8 @@ def arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "tiny"], default=list(SHAPES))
+    runs.add_arguments(parser)
     parser.add_argument("--recipes", nargs="+", default=["mxfp8"])
-    parser.add_argument("--short", action="store_true", help="daily work: not steady state")
-    parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
     return parser.parse_args()
 
 

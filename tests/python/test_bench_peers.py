@@ -163,7 +163,9 @@ def test_a_table_without_power_has_gaps(peers, bench):
     assert "| - |" in bench_kernels.table(shape)
 
 
-@pytest.mark.parametrize("script", ["bench_peers", "bench_kernels"])
+@pytest.mark.parametrize(
+    "script", ["bench_peers", "bench_kernels", "bench_recipes", "bench_decode"]
+)
 def test_a_whole_run_reports(peers, bench, script, monkeypatch, tmp_path, capsys):
     """main() on simulated hardware: the plan first, and everything in the file."""
     import moire
@@ -189,7 +191,9 @@ def test_a_whole_run_reports(peers, bench, script, monkeypatch, tmp_path, capsys
     if script == "bench_kernels":
         assert len(report["shapes"]) == 1
         return
-    assert len(report["rows"]) == 13
+    assert len(report["rows"]) == {"bench_peers": 13, "bench_recipes": 7, "bench_decode": 6}[script]
+    if script != "bench_peers":
+        return
     monkeypatch.setattr(sys, "argv", [script, "--table", str(out)])
     assert module.main() == 0
     lines = capsys.readouterr().out.splitlines()
